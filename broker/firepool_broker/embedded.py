@@ -37,23 +37,10 @@ WIRE_VERSION = 1
 
 _LOCK_PAUSE_SECONDS = 0.01
 _LOG_TAIL_BYTES = 4096
-_NETWORK_FILE_SYSTEMS = frozenset(
-    (
-        "9p",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "coda",
-        "fhgfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-    )
-    + ("orangefs", "panfs", "pvfs2", "smb3", "smbfs", "virtiofs")
-)
+_NETWORK_FILE_SYSTEMS = {
+    *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "fhgfs", "gpfs", "lustre", "ncpfs", "nfs"),
+    *("nfs4", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "virtiofs"),
+}
 _START_UP_HOOKS = ("PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONBREAKPOINT", "PYTHONPROFILEIMPORTTIME")
 
 
