@@ -1,0 +1,1 @@
+"""Who calls: identities and the tokens that prove them."""
