@@ -1,0 +1,607 @@
+"""Pods as processes of this machine.
+
+Every pod has a folder of its own below the broker's state folder. It is written *before* the
+process is started, so a broker that dies in between leaves a name that the next one finds:
+
+``state.json``
+    the pod's record (name, uid, pool, revision, annotations), owned by the broker;
+``agent.json``
+    pid, start time and isolation, written by the agent when it serves;
+``agent.log``
+    what the agent said on its standard error.
+
+A pod is a session of its own and outlives its broker; the next one adopts it from the folder. A
+process is always meant by pid *and* start time, its death is an event (a pidfd), and a pod is
+called gone only when its agent and every supervisor below it are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from firepool_podagent.wire import INTERPRETER_FLAGS
+
+from firepool_broker import processes
+from firepool_broker.backends.base import (
+    Annotations,
+    BackendUnavailable,
+    PodAddress,
+    PodExited,
+    PodFailed,
+    PodRecord,
+    PodServing,
+    PodSpec,
+    WatchEvent,
+)
+from firepool_broker.backends.folders import clear_trash, discard, read_json, write_json
+from firepool_broker.backends.inotify import FolderWatch
+
+__all__ = ["LocalBackend"]
+
+log = logging.getLogger(__name__)
+
+_SOCKET_PATH_LIMIT = 100  # of the system's 108 bytes, the rest being room for its terminator
+_LOG_TAIL_BYTES = 2000
+_FALLBACK_POLL_SECONDS = 0.02
+_DEATH_TIMEOUT_SECONDS = 10.0
+_MARKER = "firepool-pod="
+
+
+@dataclass(slots=True)
+class _Pod:
+    name: str
+    uid: str
+    directory: str
+    socket: str
+    document: dict[str, Any]
+    launched: tuple[int, int] | None = None  # pid and start time of what we started
+    agent: tuple[int, int] | None = None  # and of the agent itself
+    isolation: str = ""
+    leaving: bool = False
+    starting: asyncio.Task[None] | None = None
+    deletion: asyncio.Task[None] | None = None
+    watched: list[int] = field(default_factory=list)  # pidfds with a reader
+    exit_status: int | None = None
+
+
+class LocalBackend:
+    """Starts, watches, adopts and deletes local pods.
+
+    Parameters
+    ----------
+    directory
+        Folder that holds the pods' folders.
+    runtime_dir
+        Folder for sockets whose path would otherwise be too long.
+    key_of
+        The key of a pod by its uid.
+    isolation
+        ``auto``, ``process`` or ``none``.
+    orphan_exit_seconds
+        After how long without a broker an idle agent ends by itself; None for never.
+    start_timeout_seconds
+        How long a pod may take until it serves.
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        directory: str,
+        runtime_dir: str,
+        key_of: Callable[[str], bytes],
+        *,
+        isolation: str = "auto",
+        orphan_exit_seconds: float | None = 600.0,
+        start_timeout_seconds: float = 30.0,
+    ) -> None:
+        self.directory = directory
+        self.revision = _revision(isolation)
+        self._runtime_dir = runtime_dir
+        self._key_of = key_of
+        self._isolation = isolation
+        self._orphan_exit_seconds = orphan_exit_seconds
+        self._start_timeout_seconds = start_timeout_seconds
+        self._pods: dict[str, _Pod] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._watch: Callable[[WatchEvent], None] | None = None
+
+    # -- the interface ---------------------------------------------------------------------
+
+    async def start(self, watch: Callable[[WatchEvent], None]) -> None:
+        """Begin to watch; what an earlier broker could not remove is tried again."""
+        self._watch = watch
+        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        self._spawn(asyncio.to_thread(clear_trash, self.directory))
+
+    async def stop(self) -> None:
+        """Stop watching and leave every pod as it is."""
+        self._watch = None
+        for pod in self._pods.values():
+            if pod.starting is not None:
+                pod.starting.cancel()
+            self._unwatch(pod)
+        pending = [p.starting for p in self._pods.values() if p.starting is not None]
+        await asyncio.gather(*pending, *self._background, return_exceptions=True)
+        self._pods.clear()
+
+    async def list_pods(self) -> list[PodRecord]:
+        """List every pod and adopt those of earlier brokers.
+
+        Raises
+        ------
+        BackendUnavailable
+            When the folder could not be read completely.
+        """
+        try:
+            names = sorted(os.listdir(self.directory))
+            for name in names:
+                if not name.startswith(".") and name not in self._pods:
+                    await self._adopt(name)
+        except OSError as error:
+            raise BackendUnavailable(f"the pods' folder cannot be read: {error}") from error
+        self._sweep_orphans()
+        return [self._record(pod) for pod in self._pods.values() if not pod.leaving]
+
+    async def create(self, spec: PodSpec) -> None:
+        """Write the pod's name down, then start its agent.
+
+        Raises
+        ------
+        OSError
+            When the folder or the process could not be made; nothing is left of it then.
+        """
+        directory = os.path.join(self.directory, spec.name)
+        os.mkdir(directory, 0o700)
+        pod = _Pod(
+            name=spec.name,
+            uid=spec.uid,
+            directory=directory,
+            socket=self._socket_path(directory, spec.uid),
+            document={
+                "name": spec.name,
+                "uid": spec.uid,
+                "pool": spec.pool,
+                "revision": self.revision,
+                "created_at": time.time(),
+                "socket": self._socket_path(directory, spec.uid),
+                "annotations": dict(spec.annotations),
+            },
+        )
+        try:
+            self._save(pod)
+            pid = self._spawn_agent(pod, spec)
+            pod.launched = (pid, processes.start_time(pid) or 0)
+            pod.document["launched"] = pod.launched
+            self._save(pod)
+        except OSError:
+            await asyncio.to_thread(discard, directory)
+            raise
+        self._pods[spec.name] = pod
+        self._await_serving(pod)
+
+    async def delete(self, name: str) -> None:
+        """End a pod at once, verify that it is gone, and remove its folder.
+
+        Raises
+        ------
+        TimeoutError
+            When one of its processes is still there after ten seconds.
+        """
+        pod = self._pods.get(name)
+        if pod is None:
+            return
+        if pod.deletion is None or pod.deletion.done():
+            pod.deletion = asyncio.create_task(self._delete(pod))
+        await asyncio.shield(pod.deletion)
+
+    async def annotate(self, name: str, annotations: Annotations) -> None:
+        """Merge annotations into ``state.json``; a pod that is gone is no error."""
+        pod = self._pods.get(name)
+        if pod is None:
+            return
+        merged = {**pod.document["annotations"], **annotations}
+        pod.document["annotations"] = {k: v for k, v in merged.items() if v is not None}
+        self._save(pod)
+
+    def address(self, name: str) -> PodAddress:
+        """Say where the pod's agent is reached."""
+        pod = self._pods[name]
+        return PodAddress(uid=pod.uid, key=self._key_of(pod.uid), unix=pod.socket)
+
+    def folder(self, name: str) -> str:
+        """Name the pod's own folder."""
+        return self._pods[name].directory
+
+    # -- starting --------------------------------------------------------------------------
+
+    def _command(self, pod: _Pod) -> list[str]:
+        """Build the agent's command line; the folder in it is how an orphan is recognised."""
+        marker = ["-X", _MARKER + pod.directory]
+        return [sys.executable, *INTERPRETER_FLAGS, *marker, _agent_path(), "--config-fd", "3"]
+
+    def _configuration(self, pod: _Pod, spec: PodSpec) -> dict[str, Any]:
+        return {
+            "name": pod.name,
+            "uid": pod.uid,
+            "directory": pod.directory,
+            "key": self._key_of(pod.uid).hex(),
+            "listen": {"unix": pod.socket},
+            "isolation": self._isolation,
+            "memory_mib": spec.memory_mib,
+            "cores": spec.cores,
+            "preload": list(spec.preload),
+            "revision": self.revision,
+            "orphan_exit_seconds": self._orphan_exit_seconds,
+            "fence_seconds": None,
+            "default_environment": None,
+        }
+
+    def _environment(self) -> dict[str, str]:
+        # never the notebook's: jobs bring their own. The home names whose pod this is.
+        names = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "FIREPOOL_HOME")
+        return {name: os.environ[name] for name in names if name in os.environ}
+
+    def _spawn_agent(self, pod: _Pod, spec: PodSpec) -> int:
+        configuration = json.dumps(self._configuration(pod, spec)).encode()
+        reader, writer = os.pipe()
+        try:
+            command = self._command(pod)
+            errors = os.path.join(pod.directory, "agent.log")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            # posix_spawn neither copies the broker's page tables nor runs Python in the child
+            pid = os.posix_spawn(
+                command[0],
+                command,
+                self._environment(),
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, errors, flags, 0o600),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                    (os.POSIX_SPAWN_DUP2, reader, 3),
+                ],
+                setpgroup=0,
+            )
+            os.write(writer, configuration)
+        finally:
+            os.close(reader)
+            os.close(writer)
+        return pid
+
+    def _await_serving(self, pod: _Pod) -> None:
+        pod.starting = asyncio.create_task(self._start_up(pod))
+
+    async def _start_up(self, pod: _Pod) -> None:
+        loop = asyncio.get_running_loop()
+        age = max(0.0, time.time() - float(pod.document["created_at"]))
+        deadline = loop.time() + max(1.0, self._start_timeout_seconds - age)
+        something = asyncio.Event()
+        folder = FolderWatch.open(pod.directory)
+        exited = None if pod.launched is None else processes.exit_descriptor(pod.launched[0])
+        reason = None
+        try:
+            if folder is not None:
+                loop.add_reader(folder, something.set)
+            if exited is not None:
+                loop.add_reader(exited, something.set)
+            while not self._read_agent(pod):
+                if exited is not None and self._reap(pod):
+                    loop.remove_reader(exited)
+                    os.close(exited)
+                    exited = None
+                    # one that ended well has handed over to the process it forked
+                    if pod.exit_status != 0 and not self._read_agent(pod):
+                        reason = f"its agent {_describe(pod.exit_status)} before it served"
+                        break
+                    continue
+                left = deadline - loop.time()
+                if left <= 0:
+                    reason = f"its agent did not serve within {self._start_timeout_seconds:g} s"
+                    break
+                something.clear()
+                pause = left if folder is not None else min(left, _FALLBACK_POLL_SECONDS)
+                try:
+                    await asyncio.wait_for(something.wait(), pause)
+                except asyncio.TimeoutError:
+                    continue
+                if folder is not None:
+                    folder.clear()
+        finally:
+            if folder is not None:
+                loop.remove_reader(folder)
+                folder.close()
+            if exited is not None:
+                loop.remove_reader(exited)
+                os.close(exited)
+        pod.starting = None
+        if reason is None and self._watch_exit(pod):
+            self._emit(PodServing(pod.name, pod.uid, pod.isolation, pod.document["revision"]))
+            return
+        reason = reason or "its agent died as soon as it served"
+        reason += self._last_words(pod)
+        await self.delete(pod.name)
+        self._emit(PodFailed(pod.name, reason))
+
+    def _read_agent(self, pod: _Pod) -> bool:
+        document = read_json(os.path.join(pod.directory, "agent.json"))
+        if document is None or document.get("uid") != pod.uid:
+            return False
+        pod.agent = (int(document["pid"]), int(document["start_time"]))
+        pod.isolation = str(document["isolation"])
+        return True
+
+    # -- watching --------------------------------------------------------------------------
+
+    def _watch_exit(self, pod: _Pod) -> bool:
+        """Report the agent's death as it happens; False when it is dead already."""
+        assert pod.agent is not None
+        loop = asyncio.get_running_loop()
+        descriptor = processes.exit_descriptor(pod.agent[0])
+        if not processes.is_alive(*pod.agent):
+            if descriptor is not None:
+                os.close(descriptor)
+            return False
+        if descriptor is None:
+            self._spawn(self._poll_exit(pod))
+        else:
+            pod.watched.append(descriptor)
+            loop.add_reader(descriptor, self._on_exit, pod)
+        if pod.launched is not None and pod.launched[0] != pod.agent[0]:
+            other = processes.exit_descriptor(pod.launched[0])
+            if other is not None:
+                pod.watched.append(other)
+                loop.add_reader(other, self._on_launcher_exit, pod, other)
+        return True
+
+    async def _poll_exit(self, pod: _Pod) -> None:
+        while self._watch is not None and pod.agent is not None and processes.is_alive(*pod.agent):
+            await asyncio.sleep(1.0)
+        if self._watch is not None:
+            self._on_exit(pod)
+
+    def _on_launcher_exit(self, pod: _Pod, descriptor: int) -> None:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        pod.watched.remove(descriptor)
+        os.close(descriptor)
+        self._reap(pod)
+
+    def _on_exit(self, pod: _Pod) -> None:
+        self._unwatch(pod)
+        self._reap(pod)
+        if not pod.leaving:
+            self._spawn(self._bury(pod))
+
+    async def _bury(self, pod: _Pod) -> None:
+        """Make sure that all of a pod that died by itself is gone, say so, and clean up."""
+        assert pod.agent is not None
+        reason = f"its agent (pid {pod.agent[0]}) {_describe(pod.exit_status)}"
+        reason += self._last_words(pod)
+        try:
+            await self.delete(pod.name)
+        except TimeoutError as error:
+            reason += f"; {error}"
+        self._emit(PodExited(pod.name, reason))
+
+    def _reap(self, pod: _Pod) -> bool:
+        """Collect what we started, when it has exited; True then."""
+        if pod.launched is None:
+            return False
+        try:
+            pid, status = os.waitpid(pod.launched[0], os.WNOHANG)
+        except ChildProcessError:  # started by an earlier broker
+            return not processes.is_alive(*pod.launched)
+        if pid == 0:
+            return False
+        pod.exit_status = os.waitstatus_to_exitcode(status)
+        return True
+
+    def _unwatch(self, pod: _Pod) -> None:
+        loop = asyncio.get_running_loop()
+        for descriptor in pod.watched:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        pod.watched.clear()
+
+    # -- ending ----------------------------------------------------------------------------
+
+    async def _delete(self, pod: _Pod) -> None:
+        pod.leaving = True
+        if pod.starting is not None and pod.starting is not asyncio.current_task():
+            pod.starting.cancel()
+            await asyncio.gather(pod.starting, return_exceptions=True)
+        self._read_agent(pod)
+        targets = {target for target in (pod.agent, pod.launched) if target is not None}
+        deadline = asyncio.get_running_loop().time() + _DEATH_TIMEOUT_SECONDS
+        for target in targets:
+            processes.kill(*target)
+        for target in targets:
+            await self._wait_gone(pod, target, deadline)
+        for target in _supervisors(pod.directory):
+            # they kill their trees when their agent's end closes; only then is the pod gone
+            await self._wait_gone(pod, target, deadline)
+        self._reap(pod)
+        self._unwatch(pod)
+        self._pods.pop(pod.name, None)
+        await asyncio.to_thread(discard, pod.directory)
+        if not pod.socket.startswith(pod.directory):
+            await asyncio.to_thread(_unlink, pod.socket)
+
+    async def _wait_gone(self, pod: _Pod, target: tuple[int, int], deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        descriptor = processes.exit_descriptor(target[0])
+        exited = asyncio.Event()
+        try:
+            if descriptor is not None:
+                loop.add_reader(descriptor, exited.set)
+            while processes.is_alive(*target):
+                if loop.time() > deadline:
+                    raise TimeoutError(f"process {target[0]} of pod {pod.name} does not die")
+                try:
+                    await asyncio.wait_for(exited.wait(), _FALLBACK_POLL_SECONDS)
+                except asyncio.TimeoutError:
+                    continue
+        finally:
+            if descriptor is not None:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+
+    # -- adoption --------------------------------------------------------------------------
+
+    async def _adopt(self, name: str) -> None:
+        directory = os.path.join(self.directory, name)
+        document = read_json(os.path.join(directory, "state.json"))
+        if document is None or document.get("name") != name:
+            # a folder without a record belongs to nobody, and nobody may be given its pod
+            log.warning("removing %s: it has no readable state.json", directory)
+            agent = read_json(os.path.join(directory, "agent.json"))
+            if agent is not None:
+                processes.kill(int(agent["pid"]), int(agent["start_time"]))
+            await asyncio.to_thread(discard, directory)
+            return
+        launched = document.get("launched")
+        pod = _Pod(
+            name=name,
+            uid=document["uid"],
+            directory=directory,
+            socket=document["socket"],
+            document=document,
+            launched=(launched[0], launched[1]) if launched else None,
+        )
+        self._pods[name] = pod
+        if self._read_agent(pod):
+            if not self._watch_exit(pod):
+                await self.delete(name)
+        elif pod.launched is not None and processes.is_alive(*pod.launched):
+            self._await_serving(pod)
+        else:
+            found = [pid for pid, folder in _marked_processes() if folder == directory]
+            if not found:
+                await self.delete(name)
+                return
+            pod.launched = (found[0], processes.start_time(found[0]) or 0)
+            self._await_serving(pod)
+
+    def _sweep_orphans(self) -> None:
+        """Kill agents whose folder is gone: nothing can ever reach them again."""
+        for pid, folder in _marked_processes():
+            mine = os.path.dirname(folder) == self.directory
+            if mine and os.path.basename(folder) not in self._pods and not os.path.exists(folder):
+                started = processes.start_time(pid)
+                if started is not None and processes.kill(pid, started):
+                    log.warning("killed pid %d: the pod %s that it served is gone", pid, folder)
+
+    # -- small parts -----------------------------------------------------------------------
+
+    def _record(self, pod: _Pod) -> PodRecord:
+        document = pod.document
+        return PodRecord(
+            name=pod.name,
+            uid=pod.uid,
+            pool=document["pool"],
+            revision=document["revision"],
+            serving=pod.agent is not None,
+            isolation=pod.isolation,
+            created_at=float(document["created_at"]),
+            annotations=document["annotations"],
+        )
+
+    def _socket_path(self, directory: str, uid: str) -> str:
+        path = os.path.join(directory, "agent.sock")
+        if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
+            return path
+        return os.path.join(self._runtime_dir, f"{uid[:16]}.sock")
+
+    def _save(self, pod: _Pod) -> None:
+        write_json(os.path.join(pod.directory, "state.json"), pod.document)
+
+    def _last_words(self, pod: _Pod) -> str:
+        try:
+            with open(os.path.join(pod.directory, "agent.log"), "rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(0, end - _LOG_TAIL_BYTES))
+                text = file.read().decode("utf-8", "replace").strip()
+        except OSError:
+            return ""
+        return f": {text}" if text else ""
+
+    def _emit(self, event: WatchEvent) -> None:
+        if self._watch is not None:
+            self._watch(event)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _describe(exit_status: int | None) -> str:
+    if exit_status is None:
+        return "is gone"
+    if exit_status < 0:
+        try:
+            return f"was killed by {signal.Signals(-exit_status).name}"
+        except ValueError:
+            return f"was killed by signal {-exit_status}"
+    return f"exited with {exit_status}"
+
+
+def _supervisors(directory: str) -> list[tuple[int, int]]:
+    """Read which supervisors the agent had: they outlive it by the time they need to kill."""
+    document: Mapping[str, Any] = read_json(os.path.join(directory, "supervisors.json")) or {}
+    return [(int(pid), int(started)) for pid, started in document.items()]
+
+
+def _marked_processes() -> list[tuple[int, str]]:
+    """Find agents by their command line, which names their folder."""
+    found = []
+    try:
+        entries = [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+    for entry in entries:
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            continue
+        marked = [word for word in words[1:6] if word.startswith(_MARKER.encode())]
+        found += [(int(entry), os.fsdecode(word[len(_MARKER) :])) for word in marked]
+    return found
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+def _agent_path() -> str:
+    import importlib.util
+
+    spec = importlib.util.find_spec("firepool_podagent")
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError("firepool_podagent is not installed beside firepool_broker")
+    return str(next(iter(spec.submodule_search_locations)))
+
+
+def _revision(isolation: str) -> str:
+    """Name the template of new pods: another agent or interpreter makes old pods stale."""
+    import hashlib
+
+    digest = hashlib.sha256(f"{sys.executable}\n{sys.version}\n{isolation}\n".encode())
+    for folder, folders, files in os.walk(_agent_path()):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(files):
+            status = os.stat(os.path.join(folder, name))
+            digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
