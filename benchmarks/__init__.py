@@ -1,0 +1,1 @@
+"""Benchmarks of Firepool-nb: run by `firepool bench` from a source checkout."""
