@@ -34,11 +34,15 @@ class SchemaTooNew(StoreError):
     """The database was written by a newer version of this program."""
 
 
-class LeadershipLost(StoreError):
+class WriteRefused(StoreError):
+    """Base of what refuses one write and leaves those that share its transaction alone."""
+
+
+class LeadershipLost(WriteRefused):
     """Another broker leads now: nothing of this write was committed."""
 
 
-class LeadershipHeld(StoreError):
+class LeadershipHeld(WriteRefused):
     """Another broker leads and its lease has not run out.
 
     Parameters
@@ -58,7 +62,7 @@ class LeadershipHeld(StoreError):
         self.expires_at = expires_at
 
 
-class IdempotencyConflict(StoreError):
+class IdempotencyConflict(WriteRefused):
     """A job id or idempotency key was used before for a different request.
 
     Parameters

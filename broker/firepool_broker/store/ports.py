@@ -8,7 +8,7 @@ that returned before them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from firepool_broker.store.records import BindingRow, JobChange, JobRow, Launch, SessionRow
@@ -63,7 +63,7 @@ class StorePort(Protocol):
         self,
         *,
         caller: str | None = None,
-        states: Collection[str] | None = None,
+        state: str | None = None,
         lease_tag: str | None = None,
         limit: int = 100,
         before: str | None = None,
