@@ -1,0 +1,381 @@
+"""The IPython shell of a job."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import builtins
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import IPython.core.interactiveshell
+from IPython.core.autocall import ExitAutocall
+from IPython.core.compilerop import CachingCompiler
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import UsageError
+from IPython.core.history import HistoryManager
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.profiledir import ProfileDir
+from traitlets import Type, observe
+
+from firepool_podagent.interpreter import plain
+from firepool_podagent.interpreter.plain import CellResult
+from firepool_podagent.interpreter.streams import Outlet
+
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+_SHELL_FUNCTIONS = frozenset(
+    {"run_code", "run_ast_nodes", "run_cell_async", "_run_cell", "run_cell"}
+)
+
+
+class _NoProfile(ProfileDir):  # type: ignore[misc]
+    """A profile that is not on disk: a job reads no configuration and leaves no folder behind."""
+
+    @observe("location")
+    def _location_changed(self, change: Any) -> None:
+        """Make no folders."""
+
+
+class _Compiler(CachingCompiler):  # type: ignore[misc]
+    """Compiles under the name that the notebook gave, and shows it as a cell."""
+
+    filename = "<cell>"
+
+    def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
+        plain.remember_source(self.filename, transformed_code)
+        return self.filename
+
+    def format_code_name(self, name: str) -> tuple[str, str] | None:
+        if name == self.filename and name.startswith("<"):
+            return "Cell", name.strip("<>").removeprefix("cell").strip() or "here"
+        return None
+
+
+class _Publisher(DisplayPublisher):  # type: ignore[misc]
+    """Sends displays to the agent."""
+
+    outlet: Outlet | None = None
+    _widget_note = False
+
+    def publish(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        source: Any = None,
+        *,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        message = {
+            "type": "update_display_data" if update else "display_data",
+            "data": self.portable(data),
+            "metadata": jsonable(metadata or {}),
+            "transient": jsonable(transient or {}),
+        }
+        if (self.outlet is None or not self.outlet.send(message)) and "text/plain" in data:
+            print(data["text/plain"])
+
+    def portable(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return a bundle as JSON; a widget, which needs a kernel, becomes its text."""
+        if _WIDGET in data:
+            data = {kind: value for kind, value in data.items() if kind != _WIDGET}
+            if self.outlet is not None and not self._widget_note:
+                self._widget_note = True
+                text = "widgets show as text in a remote cell"
+                self.outlet.send({"type": "note", "level": "info", "text": text})
+        return {kind: jsonable(value) for kind, value in data.items()}
+
+    def clear_output(self, wait: bool = False) -> None:
+        if self.outlet is not None:
+            self.outlet.send({"type": "clear_output", "wait": bool(wait)})
+
+
+class _Hook(DisplayHook):  # type: ignore[misc]
+    """Sends the value of a cell's last expression."""
+
+    def write_output_prompt(self) -> None:
+        """Show no prompt."""
+
+    def write_format_data(
+        self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
+    ) -> None:
+        publisher = self.shell.display_pub
+        message = {
+            "type": "execute_result",
+            "data": publisher.portable(format_dict),
+            "metadata": jsonable(md_dict or {}),
+        }
+        if publisher.outlet is None or not publisher.outlet.send(message):
+            print(format_dict.get("text/plain", ""))
+
+    def finish_displayhook(self) -> None:
+        """Write no separator."""
+        self._is_active = False
+
+
+class _Exit(ExitAutocall):  # type: ignore[misc]
+    """``exit`` and ``quit``: end the job here."""
+
+    def __call__(self, code: object = None) -> None:
+        raise SystemExit(code)
+
+
+class _Shell(InteractiveShell):  # type: ignore[misc]
+    compiler_class = Type(_Compiler)
+    display_pub_class = Type(_Publisher)
+    displayhook_class = Type(_Hook)
+    started: Callable[[], None] | None = None
+    cell = ""
+    line_offset = 0
+
+    @observe("ipython_dir")
+    def _ipython_dir_changed(self, change: Any) -> None:
+        """Make no folder."""
+
+    @observe("exit_now")
+    def _update_exit_now(self, change: Any) -> None:
+        """End by `SystemExit`, not by a flag."""
+
+    def init_history(self) -> None:
+        self.history_manager = HistoryManager(shell=self, parent=self, enabled=False)
+        self.configurables.append(self.history_manager)
+
+    def init_virtualenv(self) -> None:
+        """Leave ``sys.path`` alone: it is the job's own."""
+
+    def init_user_ns(self) -> None:
+        super().init_user_ns()
+        for name in ("exit", "quit"):
+            self.user_ns[name] = _Exit()
+
+    def ask_exit(self) -> None:
+        raise SystemExit
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        if gui not in (None, "inline"):
+            raise UsageError(f"a remote cell has no screen for {gui!r}; plots are shown inline")
+
+    # --- the cell's own text and line numbers --------------------------------------------------
+
+    def transform_cell(self, raw_cell: str) -> str:
+        transformed: str = super().transform_cell(raw_cell)
+        return "\n" * self._lines_above(raw_cell) + transformed
+
+    def _lines_above(self, raw_cell: str) -> int:
+        """Lines of the notebook's cell above the code that ``raw_cell`` becomes.
+
+        IPython drops empty lines at the top, and a cell magic such as ``%%time`` hands on the
+        rest of the cell, which is recognised by being its end.
+        """
+        if not raw_cell.strip() or not self.cell.rstrip().endswith(raw_cell.rstrip()):
+            return 0
+        position = self.cell.rstrip().rindex(raw_cell.rstrip())
+        blank = len(raw_cell) - len(raw_cell.lstrip())
+        empty = raw_cell[:blank].count("\n")
+        return self.line_offset + self.cell[:position].count("\n") + empty
+
+    async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> bool:
+        __tracebackhide__ = "__ipython_bottom__"
+        if self.started is not None:
+            started, self.started = self.started, None
+            started()
+        outcome: bool = await super().run_code(code_obj, result, async_=async_)
+        return outcome
+
+    # --- errors -------------------------------------------------------------------------------
+
+    def showtraceback(
+        self,
+        exc_tuple: Any = None,
+        filename: str | None = None,
+        tb_offset: int | None = None,
+        exception_only: bool = False,
+        running_compiled_code: bool = False,
+    ) -> None:
+        error = self._get_exc_info(exc_tuple)[1]
+        self._shown(error, self.format_error(error, tb_offset), sys._getframe(1).f_code)
+
+    def showsyntaxerror(
+        self, filename: str | None = None, running_compiled_code: bool = False
+    ) -> None:
+        error = self._get_exc_info()[1]
+        self._shown(error, self.format_error(error), sys._getframe(1).f_code)
+
+    def showindentationerror(self) -> None:
+        error = self._get_exc_info()[1]
+        self._shown(error, self.format_error(error), sys._getframe(1).f_code)
+
+    def show_usage_error(self, exc: BaseException) -> None:
+        self._shown(exc, [f"UsageError: {exc}"], sys._getframe(1).f_code)
+
+    def _shown(self, error: BaseException, lines: list[str], caller: Any) -> None:
+        # The cell's own error is kept for the end; one that user code asks to see is printed.
+        if caller.co_name in _SHELL_FUNCTIONS and "interactiveshell" in caller.co_filename:
+            self.last_error = (error, lines)
+        else:
+            print("\n".join(lines), file=sys.stderr)
+
+    last_error: tuple[BaseException, list[str]] | None = None
+
+    def format_error(self, error: BaseException, tb_offset: int | None = None) -> list[str]:
+        """Return IPython's (coloured) traceback of ``error``."""
+        if isinstance(error, SystemExit):
+            return [f"SystemExit: {error}"]
+        if isinstance(error, UsageError):
+            return [f"UsageError: {error}"]
+        try:
+            if isinstance(error, SyntaxError):
+                inside = traceback.extract_tb(_user_frames(error))
+                return _lines(self.SyntaxTB.structured_traceback(type(error), error, inside))
+            if _has_group(error):  # IPython's own formatters do not know exception groups
+                return plain.format_traceback(error)
+            return _lines(
+                self.InteractiveTB.structured_traceback(
+                    type(error), error, _user_frames(error), tb_offset=0
+                )
+            )
+        except Exception:  # noqa: BLE001 - an exception that IPython cannot show
+            return plain.format_traceback(error)
+
+    # --- subprocesses --------------------------------------------------------------------------
+
+    def system(self, cmd: str) -> None:
+        command = self.var_expand(cmd, depth=1)
+        if command.rstrip().endswith("&"):
+            raise OSError("Background processes not supported.")
+        self.user_ns["_exit_code"] = run_in_shell(command)
+
+    system_piped = system
+    system_raw = system
+
+
+class IPythonShell:
+    """The shell as a job uses it."""
+
+    name = "ipython"
+
+    def __init__(self) -> None:
+        main = plain.new_main_module()
+        IPython.core.interactiveshell.warn = _warn
+        self._shell = _Shell.instance(
+            ipython_dir=os.devnull,
+            profile_dir=_NoProfile(location=os.devnull),
+            user_module=main,
+            loop_runner=plain.run_coroutine,
+            colors="Linux" if IPython.version_info < (9, 0) else "linux",
+        )
+        self._shell.autoawait = True
+        # A job ends by its own order of things; the shell has nothing on disk to tidy.
+        atexit.unregister(self._shell.atexit_operations)
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The names of the cell, ``__main__``'s own."""
+        namespace: dict[str, Any] = self._shell.user_ns
+        return namespace
+
+    def connect(self, outlet: Outlet) -> None:
+        """Send displays to ``outlet``."""
+        self._shell.display_pub.outlet = outlet
+        sys.modules["__main__"] = self._shell.user_module
+
+    def run_cell(
+        self, code: str, filename: str, line_offset: int, started: Callable[[], None]
+    ) -> CellResult:
+        """Run one cell; its own lines begin after ``line_offset`` lines of the notebook's cell."""
+        shell = self._shell
+        shell.cell, shell.line_offset, shell.started = code, line_offset, started
+        shell.compile.filename = filename
+        outcome = shell.run_cell(code, store_history=False)
+        error = outcome.error_before_exec or outcome.error_in_exec
+        if error is None:
+            return CellResult(plain.NOTHING if outcome.result is None else outcome.result)
+        shown = shell.last_error
+        lines = shown[1] if shown is not None and shown[0] is error else self.format_error(error)
+        return CellResult(error=error, traceback=lines)
+
+    def format_error(self, error: BaseException) -> list[str]:
+        """Return the lines of a traceback without the frames of our own machinery."""
+        lines: list[str] = self._shell.format_error(error)
+        return lines
+
+
+def run_in_shell(command: str) -> int:
+    """Run a shell command whose output is the job's own; return its exit code.
+
+    On an interrupt the command gets one too and two seconds to end.
+    """
+    shell = os.environ.get("SHELL") or "/bin/sh"
+    process = subprocess.Popen(command, shell=True, executable=shell, stdin=subprocess.DEVNULL)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        raise
+
+
+def jsonable(value: Any) -> Any:
+    """Return a display's data as JSON can carry it: bytes as base64, the rest by its text."""
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        if isinstance(value, dict):
+            return {str(key): jsonable(each) for key, each in value.items()}
+        if isinstance(value, (list, tuple, set)):
+            return [jsonable(each) for each in value]
+        return repr(value)
+    return value
+
+
+def _lines(shown: list[str]) -> list[str]:
+    return "\n".join(shown).split("\n")
+
+
+def _user_frames(error: BaseException) -> Any:
+    """Return the traceback from the first frame that is neither ours nor IPython's own."""
+    frame = error.__traceback__
+    while frame is not None and _is_machinery(frame.tb_frame.f_code.co_filename):
+        frame = frame.tb_next
+    return frame
+
+
+_SHELL_FILE = IPython.core.interactiveshell.__file__
+
+
+def _is_machinery(filename: str) -> bool:
+    return filename == _SHELL_FILE or plain.is_machinery(filename)
+
+
+def _has_group(error: BaseException | None) -> bool:
+    kind = getattr(builtins, "BaseExceptionGroup", None)
+    while error is not None and kind is not None:
+        if isinstance(error, kind):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _warn(message: Any, *args: Any, **kwargs: Any) -> None:
+    """`warnings.warn` for the shell's module, without its advice on how to leave a terminal."""
+    import warnings
+
+    if not str(message).startswith("To exit:"):
+        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+        warnings.warn(message, *args, **kwargs)

@@ -1,0 +1,178 @@
+"""A job, from its start frame to its end frame.
+
+The process waits on its channel with everything imported and the shell made. On the start frame it
+takes on the attempt's surroundings, binds the inputs, says ``started`` and runs the code; then it
+waits for the threads that the code left, collects the outputs, runs exit handlers, flushes what the
+code left open, sends ``end`` and exits. Interpreter shutdown itself is skipped: it can take longer
+than the cell.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import faulthandler
+import gc
+import getpass
+import io
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any, NoReturn
+
+from firepool_podagent.interpreter import (
+    errors,
+    importclock,
+    inputs,
+    plain,
+    results,
+    surroundings,
+    threadpools,
+)
+from firepool_podagent.interpreter.frames import Channel, ChannelClosedError
+from firepool_podagent.interpreter.shell import Shell, make_shell
+from firepool_podagent.interpreter.streams import (
+    Outlet,
+    TextStream,
+    private_fd,
+    standard_input,
+)
+
+
+class InputUnavailableError(RuntimeError):
+    """Code asked for keyboard input where there is none."""
+
+
+def _refuse_input(*_args: object, **_kwargs: object) -> NoReturn:
+    raise InputUnavailableError(
+        "a remote cell has no keyboard: input() and debuggers work in a live session"
+        " (%%firepool --live); a value can be sent in with -i NAME"
+    )
+
+
+def prepare() -> None:
+    """Import what a job needs first; runs in the template."""
+    for name in ("cloudpickle", "numpy"):
+        if name in sys.modules:
+            continue
+    threadpools.discover()
+
+
+def run_parked(channel_fd: int, stdout_fd: int, stderr_fd: int, shell: Shell) -> NoReturn:
+    """Be a parked job: wait on ``channel_fd`` and run what comes. Runs in the forked process."""
+    channel = Channel(socket.socket(fileno=private_fd(channel_fd)))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(stdout_fd, 1)
+    os.dup2(stderr_fd, 2)
+    for fd in {channel_fd, null, stdout_fd, stderr_fd} - {0, 1, 2}:
+        os.close(fd)
+    surroundings.prepare_parked()
+    job = Job(channel, shell)
+    gc.enable()
+    try:
+        spec, _ = channel.receive()
+    except ChannelClosedError:  # the agent does not need this spare any more
+        os._exit(0)
+    job.run(spec)
+
+
+class Job:
+    """One job in this process."""
+
+    def __init__(self, channel: Channel, shell: Shell) -> None:
+        self._shell = shell
+        self._outlet = Outlet(channel, (1, 2))
+        self._clock = importclock.ImportClock()
+        self._error: BaseException | None = None
+        self._told: dict[str, Any] | None = None
+        sys.stdin = sys.__stdin__ = standard_input()  # type: ignore[misc]
+        sys.stdout = sys.__stdout__ = TextStream(self._outlet, 1, "<stdout>")  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = TextStream(self._outlet, 2, "<stderr>")  # type: ignore[misc]
+        builtins.input = _refuse_input
+        getpass.getpass = getpass.unix_getpass = _refuse_input  # type: ignore[assignment]
+        sys.breakpointhook = _refuse_input
+        faulthandler.enable()
+        shell.connect(self._outlet)
+
+    def run(self, spec: dict[str, Any]) -> NoReturn:
+        """Run the attempt and exit."""
+        self._spec = spec
+        self._outlet.begin(spec["nonce"])
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        found: list[dict[str, Any]] = []
+        try:
+            surroundings.enter(spec)
+            call = inputs.bind(spec["inputs"], spec["paths"]["blobs"], self._shell.namespace)
+            self._clock.start()
+            value = self._run_kind(call)
+            threading._shutdown()  # type: ignore[attr-defined]
+            self._clock.stop()
+            if self._error is None:
+                found = self._collect(value)
+        except BaseException as error:  # noqa: BLE001 - the interrupt may come anywhere
+            self._fail(error)
+        self._end(found)
+
+    def _started(self) -> None:
+        self._outlet.send_unordered({"type": "status", "phase": "started", "time": time.time()})
+
+    def _run_kind(self, call: Any) -> Any:
+        spec = self._spec
+        if spec["kind"] == "cell":
+            result = self._shell.run_cell(
+                spec["code"], spec.get("filename") or "<cell>", spec["line_offset"], self._started
+            )
+            if result.error is not None:
+                self._fail(result.error, result.traceback)
+            return result.value
+        raise ValueError(f"unknown kind of job: {spec['kind']!r}")
+
+    def _collect(self, value: Any) -> list[dict[str, Any]]:
+        spec = self._spec
+        collector = results.Collector(spec["paths"]["results"], spec["inline_result_bytes"])
+        return collector.collect(spec["outputs"], self._shell.namespace)
+
+    def _fail(self, error: BaseException, lines: list[str] | None = None) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        if errors.exit_code_of(error) == 0:
+            return
+        lines = lines if lines is not None else self._shell.format_error(error)
+        self._told = errors.describe(error, lines)
+        self._outlet.send(errors.message(error, lines))
+
+    def _end(self, found: list[dict[str, Any]]) -> NoReturn:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._clock.stop()
+        exit_code = errors.exit_code_of(self._error)
+        self._error = None
+        atexit._run_exitfuncs()
+        self._release()
+        self._outlet.send(
+            {
+                "type": "end",
+                "exit_code": exit_code,
+                "error": self._told,
+                "results": found,
+                "imports_seconds": round(self._clock.seconds, 6),
+                "imported": self._clock.installed(),
+            }
+        )
+        os._exit(exit_code)
+
+    def _release(self) -> None:
+        """Let go of the cell's objects, as the end of an interpreter would: files get written."""
+        self._shell.namespace.clear()
+        gc.collect()
+        for each in gc.get_objects():
+            if isinstance(each, io.IOBase) and not isinstance(each, TextStream):
+                try:
+                    if not each.closed and each.writable():
+                        each.flush()
+                except (OSError, ValueError):
+                    continue

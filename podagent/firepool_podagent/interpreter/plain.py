@@ -1,0 +1,171 @@
+"""Cells without IPython: the same prints, last value, ``await`` and exceptions, in plain Python."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import inspect
+import linecache
+import sys
+import traceback
+import types
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from firepool_podagent.interpreter.streams import Outlet
+
+NOTHING: Any = object()
+"""The value of a cell that has none."""
+
+
+@dataclass
+class CellResult:
+    """What a cell came to: the value of its last expression, or the error and how it was shown."""
+
+    value: Any = NOTHING
+    error: BaseException | None = None
+    traceback: list[str] | None = None
+
+
+def new_main_module() -> types.ModuleType:
+    """Return an empty ``__main__``, as an interactive interpreter has it."""
+    module = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = builtins
+    return module
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine in a loop of its own; tasks that it leaves are cancelled quietly.
+
+    The loop exists for this call only: a cell without ``await`` runs with no loop at all, so
+    ``asyncio.run`` works in it.
+    """
+
+    async def main() -> Any:
+        try:
+            return await coroutine
+        finally:
+            asyncio.get_running_loop().set_exception_handler(_ignore)
+
+    return asyncio.run(main())
+
+
+def _ignore(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
+    """Say nothing about tasks that are ended with their loop."""
+
+
+def remember_source(filename: str, source: str) -> None:
+    """Make ``source`` known to tracebacks and `inspect` under ``filename``."""
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+
+
+class PlainShell:
+    """Runs cells with nothing but the standard library."""
+
+    name = "python"
+
+    def __init__(self) -> None:
+        self.module = new_main_module()
+        self._outlet: Outlet | None = None
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The names of the cell, ``__main__``'s own."""
+        return self.module.__dict__
+
+    def connect(self, outlet: Outlet) -> None:
+        """Send displays to ``outlet``."""
+        self._outlet = outlet
+        sys.modules["__main__"] = self.module
+
+    def run_cell(
+        self, code: str, filename: str, line_offset: int, started: Callable[[], None]
+    ) -> CellResult:
+        """Run one cell; its own lines begin after ``line_offset`` lines of the notebook's cell."""
+        source = "\n" * line_offset + code
+        remember_source(filename, source)
+        result = CellResult()
+        try:
+            body, last = _compile(source, filename)
+            started()
+            self._execute(body)
+            if last is not None:
+                value = self._execute(last)
+                if value is not None:
+                    self.namespace["_"] = value
+                    result.value = value
+                    self._show(value)
+        except BaseException as error:  # noqa: BLE001 - whatever user code raises is its result
+            result.error = error
+            result.traceback = self.format_error(error)
+        return result
+
+    def format_error(self, error: BaseException) -> list[str]:
+        """Return the lines of a traceback without the frames of our own machinery."""
+        return format_traceback(error)
+
+    def finish(self) -> None:
+        """Nothing is pending at a cell's end."""
+
+    def _execute(self, code: types.CodeType) -> Any:
+        value = eval(code, self.namespace)
+        if code.co_flags & inspect.CO_COROUTINE:
+            return run_coroutine(value)
+        return value
+
+    def _show(self, value: Any) -> None:
+        message = {
+            "type": "execute_result",
+            "data": {"text/plain": repr(value)},
+            "metadata": {},
+        }
+        if self._outlet is None or not self._outlet.send(message):
+            print(message["data"]["text/plain"])
+
+
+def _compile(source: str, filename: str) -> tuple[types.CodeType, types.CodeType | None]:
+    tree = ast.parse(source, filename)
+    last: ast.Expression | None = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
+        last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
+    # dont_inherit: a cell must not get the __future__ flags of this module.
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    body = compile(tree, filename, "exec", flags, dont_inherit=True)
+    if last is None:
+        return body, None
+    return body, compile(last, filename, "eval", flags, dont_inherit=True)
+
+
+def format_traceback(error: BaseException) -> list[str]:
+    """Format an exception and its causes, leaving out our own frames at the outer end."""
+    try:
+        text = "".join(
+            _without_machinery(traceback.TracebackException.from_exception(error)).format()
+        )
+    except Exception as failure:  # noqa: BLE001 - an exception whose own text cannot be made
+        text = f"{type(error).__name__}: <its text cannot be shown: {type(failure).__name__}>"
+    return text.rstrip("\n").split("\n")
+
+
+def _without_machinery(shown: traceback.TracebackException) -> traceback.TracebackException:
+    pending: list[traceback.TracebackException | None] = [shown]
+    while pending:
+        each = pending.pop()
+        if each is not None:
+            frames = list(each.stack)
+            while frames and is_machinery(frames[0].filename):
+                del frames[0]
+            each.stack = traceback.StackSummary.from_list(frames)
+            pending += [each.__cause__, each.__context__]
+    return shown
+
+
+def is_machinery(filename: str) -> bool:
+    """Return whether a frame of this file belongs to us or to what runs a cell's coroutine."""
+    return filename.startswith((_OWN_FOLDER, _ASYNCIO_FOLDER))
+
+
+_OWN_FOLDER = __file__.rpartition("/")[0] + "/"
+_ASYNCIO_FOLDER = asyncio.__file__.rpartition("/")[0] + "/"
