@@ -1,0 +1,91 @@
+import * as React from 'react';
+
+import { durationText, jobTitle, startSeconds, STATE_WORDS } from '../text';
+import { IJob, isOver } from '../types';
+import type { IActions } from './panel';
+import { Empty, Section } from './section';
+
+export function Jobs(props: {
+  jobs: readonly IJob[];
+  actions: IActions;
+}): JSX.Element {
+  return (
+    <Section title="Recent jobs" count={props.jobs.length}>
+      {props.jobs.length === 0 && (
+        <Empty>Cells that ran on a pod appear here, with their output.</Empty>
+      )}
+      <ul className="jp-Firepool-list">
+        {props.jobs.map(job => (
+          <Job key={job.id} job={job} actions={props.actions} />
+        ))}
+      </ul>
+    </Section>
+  );
+}
+
+function Job({ job, actions }: { job: IJob; actions: IActions }): JSX.Element {
+  const title = jobTitle(job);
+  const start = startSeconds(job);
+  const parts: string[] = [];
+  if (job.waiting && !isOver(job)) {
+    parts.push(job.waiting.message);
+  }
+  if (job.acquisition) {
+    parts.push(`${job.acquisition.path} pod`);
+  }
+  if (start !== null) {
+    parts.push(`started in ${durationText(start)}`);
+  }
+  if (job.error) {
+    parts.push(job.error.class);
+  }
+  return (
+    <li
+      className="jp-Firepool-row"
+      aria-label={`Job ${title}`}
+      data-job={job.id}
+      data-state={job.state}
+    >
+      <span
+        className={`jp-Firepool-dot jp-mod-${STATE_WORDS[job.state]}`}
+        aria-hidden="true"
+      />
+      <div className="jp-Firepool-what">
+        <span className="jp-Firepool-line">
+          <span className="jp-Firepool-name" title={`${title} (${job.id})`}>
+            {title}
+          </span>
+          <span className={`jp-Firepool-state jp-mod-${STATE_WORDS[job.state]}`}>
+            {STATE_WORDS[job.state]}
+          </span>
+        </span>
+        <span
+          className="jp-Firepool-quiet"
+          title={job.error?.message ?? job.acquisition?.reason}
+        >
+          {parts.join(' · ')}
+        </span>
+      </div>
+      <div className="jp-Firepool-actions">
+        <button
+          type="button"
+          className="jp-Firepool-button"
+          aria-label={`Show the output of ${title}`}
+          onClick={() => actions.showOutput(job)}
+        >
+          Output
+        </button>
+        {!isOver(job) && (
+          <button
+            type="button"
+            className="jp-Firepool-button"
+            aria-label={`Cancel ${title}`}
+            onClick={() => actions.cancel(job)}
+          >
+            Cancel
+          </button>
+        )}
+      </div>
+    </li>
+  );
+}
