@@ -154,8 +154,14 @@ class Backend(Protocol):
             When it could not even be begun; nothing is left of it then.
         """
 
-    async def delete(self, name: str) -> None:
-        """End a pod at once, verify that it is gone and remove what belonged to it alone."""
+    async def delete(self, name: str, *, grace_seconds: float = 0.0) -> None:
+        """End a pod, verify that it is gone and remove what belonged to it alone.
+
+        Parameters
+        ----------
+        grace_seconds
+            How long its agent, which was told to end, may take before it is killed.
+        """
 
     async def annotate(self, name: str, annotations: Annotations) -> None:
         """Merge annotations into the pod's own record; a value of None removes its key."""

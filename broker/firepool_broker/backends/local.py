@@ -18,6 +18,7 @@ called gone only when its agent and every supervisor below it are.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -189,8 +190,8 @@ class LocalBackend:
         self._pods[spec.name] = pod
         self._await_serving(pod)
 
-    async def delete(self, name: str) -> None:
-        """End a pod at once, verify that it is gone, and remove its folder.
+    async def delete(self, name: str, *, grace_seconds: float = 0.0) -> None:
+        """End a pod, verify that it is gone, and remove its folder.
 
         Raises
         ------
@@ -201,7 +202,7 @@ class LocalBackend:
         if pod is None:
             return
         if pod.deletion is None or pod.deletion.done():
-            pod.deletion = asyncio.create_task(self._delete(pod))
+            pod.deletion = asyncio.create_task(self._delete(pod, grace_seconds))
         await asyncio.shield(pod.deletion)
 
     async def annotate(self, name: str, annotations: Annotations) -> None:
@@ -413,16 +414,20 @@ class LocalBackend:
 
     # -- ending ----------------------------------------------------------------------------
 
-    async def _delete(self, pod: _Pod) -> None:
+    async def _delete(self, pod: _Pod, grace_seconds: float) -> None:
         pod.leaving = True
         if pod.starting is not None and pod.starting is not asyncio.current_task():
             pod.starting.cancel()
             await asyncio.gather(pod.starting, return_exceptions=True)
         self._read_agent(pod)
         targets = {target for target in (pod.agent, pod.launched) if target is not None}
-        deadline = asyncio.get_running_loop().time() + _DEATH_TIMEOUT_SECONDS
+        now = asyncio.get_running_loop().time
+        for target in targets:
+            with contextlib.suppress(TimeoutError):
+                await self._wait_gone(pod, target, now() + grace_seconds)
         for target in targets:
             processes.kill(*target)
+        deadline = now() + _DEATH_TIMEOUT_SECONDS
         for target in targets:
             await self._wait_gone(pod, target, deadline)
         for target in _supervisors(pod.directory):

@@ -1,0 +1,417 @@
+"""Attempts: handed over, followed, signalled and brought to their end.
+
+The hand-off is repeated until its fate is known. Output goes into the store as it comes and is
+shown at once; syncing it to disk and telling the agent so happen behind. `AttemptEnded` is
+posted only when output, results and outcome are all stored, so that what the client is told is
+true whatever dies next. An attempt whose pod is gone ends with its pod, after what its agent
+managed to send has been read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from firepool_broker.core import events
+from firepool_broker.core.instructions import Launch, SignalAttempt
+from firepool_broker.launch.agent_client import (
+    AgentClient,
+    AgentLied,
+    AgentRefused,
+    AgentUnreachable,
+)
+from firepool_broker.launch.delivery import Delivery, Undeliverable
+from firepool_broker.loop.fleet import Fleet
+from firepool_broker.store.blobs import BlobStore
+from firepool_broker.store.errors import OutputGap, StoreError
+from firepool_broker.store.outputs import OutputStore
+
+__all__ = ["Attempts"]
+
+log = logging.getLogger(__name__)
+
+_ACKNOWLEDGE_SECONDS = 1.0
+_APPENDS_IN_FLIGHT = 8
+_RETRY_SECONDS = (0.02, 0.1, 0.3, 1.0, 2.0)
+_READ_ON_SECONDS = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    job_id: str
+    number: int
+    pod: str
+    handed_over: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    appends: set[asyncio.Task[int]] = field(default_factory=set)
+    acknowledged: int = 0
+    acknowledging: asyncio.TimerHandle | None = None
+    outcome_posted: bool = False
+    dead: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait before another try; not for a pod that has died."""
+        try:
+            await asyncio.wait_for(self.dead.wait(), seconds)
+        except asyncio.TimeoutError:
+            return
+
+    @property
+    def id(self) -> str:
+        return f"{self.job_id}:{self.number}"
+
+
+class Attempts:
+    """Executes launches and signals, and follows what runs.
+
+    Parameters
+    ----------
+    fleet
+        The pods.
+    outputs, blobs
+        Where output and large results are kept.
+    post
+        Takes the core's events.
+    delivery
+        Puts an attempt's documents and files together.
+    on_deposed
+        Called when an agent has seen a newer leader.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        outputs: OutputStore,
+        blobs: BlobStore,
+        post: Callable[[events.Event], None],
+        delivery: Delivery,
+        on_deposed: Callable[[str], None],
+    ) -> None:
+        self._fleet = fleet
+        self._outputs = outputs
+        self._blobs = blobs
+        self._post = post
+        self._delivery = delivery
+        self._on_deposed = on_deposed
+        self._by_pod: dict[str, _Attempt] = {}
+        self._signals: set[asyncio.Task[None]] = set()
+        fleet.before_gone(self._read_on)
+
+    # -- the core's instructions -----------------------------------------------------------
+
+    def launch(self, instruction: Launch) -> None:
+        """Hand an attempt over and follow it."""
+        attempt = _Attempt(instruction.job_id, instruction.attempt, instruction.pods[0][0])
+        self._begin(attempt, self._launch(attempt))
+
+    def resume(self, job_id: str, number: int, pod: str) -> None:
+        """Follow an attempt that an earlier broker handed over, from what is stored on."""
+        attempt = _Attempt(job_id, number, pod)
+        attempt.handed_over.set()
+        self._begin(attempt, self._follow(attempt))
+
+    def signal(self, instruction: SignalAttempt) -> None:
+        """Signal an attempt, once it has been handed over."""
+        task = asyncio.create_task(self._signal(instruction))
+        self._signals.add(task)
+        task.add_done_callback(self._signals.discard)
+
+    async def stop(self) -> None:
+        """Stop following and leave the attempts as they are."""
+        tasks = [*self._signals, *(a.task for a in self._by_pod.values() if a.task is not None)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # what was read is stored: the next broker resumes behind it
+        appends = [task for attempt in self._by_pod.values() for task in attempt.appends]
+        await asyncio.gather(*appends, return_exceptions=True)
+        self._by_pod.clear()
+
+    # -- handing over ----------------------------------------------------------------------
+
+    async def _launch(self, attempt: _Attempt) -> None:
+        try:
+            spec = await self._delivery.specification(attempt.job_id, attempt.number)
+        except Undeliverable as error:
+            self._post(
+                events.LaunchFailed(
+                    attempt.job_id, attempt.number, error.error_class, str(error), False
+                )
+            )
+            return
+        for pause in self._pauses(attempt):
+            client = self._client(attempt)
+            if client is None:
+                return  # the pod is gone: the fleet says so
+            try:
+                await self._delivery.deliver(client, attempt.job_id)
+                await client.start_attempt(spec)
+                break
+            except AgentUnreachable:
+                await attempt.pause(pause)  # nobody knows whether it runs: ask again
+            except AgentRefused as error:
+                if await self._refused(attempt, error):
+                    return
+                await attempt.pause(pause)
+            except AgentLied as error:
+                self._fleet.condemn(attempt.pod, str(error))
+                return
+        else:
+            return
+        attempt.handed_over.set()
+        await self._follow(attempt)
+
+    async def _refused(self, attempt: _Attempt, error: AgentRefused) -> bool:
+        """Deal with a refused hand-off; True when that settles it."""
+        if error.error_class == "StaleEpoch":
+            self._on_deposed(error.message)
+            return True
+        if error.error_class == "Internal" and await self._was_started(attempt):
+            return False  # something went wrong afterwards: asking again tells its state
+        message = f"{error.error_class}: {error.message}"
+        if error.error_class == "Unauthorized":
+            self._fleet.condemn(attempt.pod, f"its agent refuses our signature: {error.message}")
+            return True
+        self._post(
+            events.LaunchFailed(
+                attempt.job_id,
+                attempt.number,
+                "PackageInvalid" if error.error_class == "DigestMismatch" else "LaunchFailed",
+                message,
+                pod_suspect=error.error_class not in ("Missing", "DigestMismatch"),
+            )
+        )
+        return True
+
+    async def _was_started(self, attempt: _Attempt) -> bool:
+        client = self._client(attempt)
+        try:
+            return client is not None and await client.attempt(attempt.id) is not None
+        except (AgentUnreachable, AgentRefused, AgentLied):
+            return True  # not known: ask again
+
+    # -- following -------------------------------------------------------------------------
+
+    async def _follow(self, attempt: _Attempt) -> None:
+        for pause in self._pauses(attempt):
+            client = self._client(attempt)
+            if client is None:
+                return
+            start = self._outputs.position(attempt.job_id, attempt.number)
+            try:
+                async for messages in client.output(attempt.id, start):
+                    if await self._take(attempt, client, messages):
+                        return
+            except AgentUnreachable as error:
+                log.info("output of %s broke off: %s", attempt.id, error)
+            except OutputGap as error:
+                log.warning("%s: %s; asking again", attempt.id, error)
+            except AgentLied as error:
+                self._fleet.condemn(attempt.pod, str(error))
+                return
+            except AgentRefused as error:
+                if error.error_class == "StaleEpoch":
+                    self._on_deposed(error.message)
+                elif error.status == 404:
+                    self._unknown(attempt)
+                else:
+                    self._fleet.condemn(attempt.pod, f"it refuses its output: {error.message}")
+                return
+            except StoreError as error:
+                log.error("output of %s cannot be stored: %s", attempt.id, error)
+            # whatever of them failed is asked for again, from what is stored
+            await asyncio.gather(*attempt.appends, return_exceptions=True)
+            attempt.appends.clear()
+            await attempt.pause(pause)
+
+    async def _take(
+        self, attempt: _Attempt, client: AgentClient, messages: list[dict[str, Any]]
+    ) -> bool:
+        """Store messages; True when the attempt's reset was reported."""
+        numbered = [message for message in messages if "n" in message]
+        if numbered:
+            self._append(attempt, numbered)
+            for message in numbered:
+                if message.get("type") == "status" and message.get("phase") == "started":
+                    self._started(attempt, message)
+            if len(attempt.appends) > _APPENDS_IN_FLIGHT:
+                await self._settle_appends(attempt)
+        for message in messages[len(numbered) :]:
+            if message.get("type") == "outcome" and not attempt.outcome_posted:
+                await self._end(attempt, client, message)
+            elif message.get("type") == "reset":
+                reason = message.get("reason")
+                clean = message.get("clean") is True
+                self._post(events.ResetFinished(attempt.pod, clean, reason))
+                return True
+        return False
+
+    def _append(self, attempt: _Attempt, messages: list[dict[str, Any]]) -> None:
+        appending = asyncio.create_task(
+            self._outputs.append(attempt.job_id, messages, attempt=attempt.number)
+        )
+        attempt.appends.add(appending)
+        appending.add_done_callback(lambda task: self._appended(attempt, task))
+
+    def _appended(self, attempt: _Attempt, task: asyncio.Task[int]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            return  # stays among the appends, for whoever settles them to raise
+        attempt.appends.discard(task)
+        if attempt.acknowledging is None:
+            attempt.acknowledging = asyncio.get_running_loop().call_later(
+                _ACKNOWLEDGE_SECONDS, self._acknowledge, attempt
+            )
+
+    async def _settle_appends(self, attempt: _Attempt) -> None:
+        """Wait until everything taken so far is on the disk; raises what went wrong."""
+        while attempt.appends:
+            pending = list(attempt.appends)
+            try:
+                await asyncio.gather(*pending)
+            finally:
+                attempt.appends.difference_update(task for task in pending if task.done())
+
+    def _acknowledge(self, attempt: _Attempt) -> None:
+        attempt.acknowledging = None
+        following = self._outputs.position(attempt.job_id, attempt.number)
+        client = self._client(attempt)
+        if client is not None and not attempt.appends and following > attempt.acknowledged:
+            attempt.acknowledged = following
+            task = asyncio.create_task(_acknowledge(client, attempt.id, following))
+            self._signals.add(task)
+            task.add_done_callback(self._signals.discard)
+
+    def _started(self, attempt: _Attempt, message: Mapping[str, Any]) -> None:
+        moment = message.get("time", message.get("t"))
+        if isinstance(moment, int | float):
+            self._post(events.AttemptStarted(attempt.job_id, attempt.number, float(moment)))
+
+    async def _end(self, attempt: _Attempt, client: AgentClient, message: dict[str, Any]) -> None:
+        outcome = {name: value for name, value in message.items() if name != "type"}
+        if outcome.get("attempt") != attempt.id:
+            raise AgentLied(f"it reports {outcome.get('attempt')!r} as {attempt.id}")
+        await self._settle_appends(attempt)
+        for result in outcome.get("results") or ():
+            await self._fetch(attempt, client, result)
+        if attempt.acknowledging is not None:
+            attempt.acknowledging.cancel()
+            attempt.acknowledging = None
+        attempt.outcome_posted = True
+        self._post(events.AttemptEnded(attempt.job_id, attempt.number, outcome))
+
+    async def _fetch(self, attempt: _Attempt, client: AgentClient, result: dict[str, Any]) -> None:
+        """Bring a large result into the blob store; one that cannot come says why."""
+        digest = result.get("sha256")
+        if digest is None or result.get("data") is not None or result.get("error") is not None:
+            return
+        if self._blobs.path(digest) is not None:
+            return
+        try:
+            upload = self._blobs.upload(digest)
+            try:
+                async for piece in client.result(attempt.id, str(result["name"])):
+                    await upload.write(piece)
+                await upload.commit()
+            except BaseException:
+                upload.abort()
+                raise
+        except (StoreError, AgentRefused) as error:
+            result["sha256"] = None
+            result["error"] = f"it could not be fetched from the pod: {error}"
+
+    # -- the ends of things ----------------------------------------------------------------
+
+    def _unknown(self, attempt: _Attempt) -> None:
+        """Deal with an agent that has never heard of the attempt, so that it does not run."""
+        if attempt.outcome_posted:  # its journal is gone before the reset was told of
+            self._fleet.await_reset(attempt.pod)
+            return
+        self._post(
+            events.LaunchFailed(
+                attempt.job_id,
+                attempt.number,
+                "LaunchFailed",
+                "the attempt never reached its pod",
+                pod_suspect=False,
+            )
+        )
+
+    async def acknowledge_outcome(self, job_id: str, number: int, pod: str) -> None:
+        """Tell the agent that an attempt is settled, so that it may forget it."""
+        try:
+            client = self._fleet.client(pod)
+        except KeyError:
+            return
+        following = self._outputs.position(job_id, number)
+        await _acknowledge(client, f"{job_id}:{number}", following)
+
+    async def _signal(self, instruction: SignalAttempt) -> None:
+        name = instruction.pods[0][0]
+        attempt = self._by_pod.get(name)
+        attempt_id = f"{instruction.job_id}:{instruction.attempt}"
+        if attempt is None or attempt.id != attempt_id:
+            return
+        await attempt.handed_over.wait()
+        for pause in self._pauses(attempt):
+            client = self._client(attempt)
+            if client is None or self._by_pod.get(name) is not attempt or attempt.outcome_posted:
+                return
+            try:
+                await client.signal(attempt_id, instruction.signal, instruction.grace_seconds)
+                return
+            except AgentUnreachable:
+                await attempt.pause(pause)
+            except (AgentRefused, AgentLied) as error:
+                log.warning("%s cannot be signalled: %s", attempt_id, error)
+                return
+
+    async def _read_on(self, pod: str) -> None:
+        """Read what a dead agent still had sent, before its pod is said to be gone."""
+        attempt = self._by_pod.get(pod)
+        if attempt is None or attempt.task is None:
+            return
+        attempt.dead.set()
+        await asyncio.wait([attempt.task], timeout=_READ_ON_SECONDS)
+        attempt.task.cancel()
+        await asyncio.gather(attempt.task, *attempt.appends, return_exceptions=True)
+        self._by_pod.pop(pod, None)
+
+    # -- small parts -----------------------------------------------------------------------
+
+    def _begin(self, attempt: _Attempt, work: Any) -> None:
+        self._by_pod[attempt.pod] = attempt
+        attempt.task = asyncio.create_task(work)
+        attempt.task.add_done_callback(lambda task: self._finished(attempt, task))
+
+    def _finished(self, attempt: _Attempt, task: asyncio.Task[None]) -> None:
+        attempt.handed_over.set()  # nobody may wait for ever to signal it
+        if self._by_pod.get(attempt.pod) is attempt:
+            del self._by_pod[attempt.pod]
+        if not task.cancelled() and task.exception() is not None:
+            log.error("following %s failed", attempt.id, exc_info=task.exception())
+            self._fleet.condemn(attempt.pod, f"{attempt.id} cannot be followed")
+
+    def _client(self, attempt: _Attempt) -> AgentClient | None:
+        if self._fleet.is_leaving(attempt.pod):
+            return None
+        try:
+            return self._fleet.client(attempt.pod)
+        except KeyError:
+            return None
+
+    def _pauses(self, attempt: _Attempt) -> Any:
+        """Yield pauses between tries, for as long as the attempt's pod is there."""
+        tries = 0
+        while not attempt.dead.is_set() and self._client(attempt) is not None:
+            yield _RETRY_SECONDS[min(tries, len(_RETRY_SECONDS) - 1)]
+            tries += 1
+
+
+async def _acknowledge(client: AgentClient, attempt_id: str, following: int) -> None:
+    try:
+        await client.acknowledge(attempt_id, following)
+    except (AgentUnreachable, AgentRefused, AgentLied) as error:
+        log.info("%s could not be acknowledged: %s", attempt_id, error)
