@@ -11,9 +11,13 @@ import asyncio
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import httpx
+
+from firepool_nb import embedded as _machine
+from firepool_nb.embedded import Found
+from firepool_nb.errors import BrokerError
 
 __all__ = [
     "Broker",
@@ -86,11 +90,11 @@ class BrokerTimeout(UpstreamError):
 class EmbeddedBroker(Protocol):
     """The machine's own broker, as `firepool_nb.embedded` offers it. Both calls may block."""
 
-    def find(self) -> Any:
-        """Return its connection (``socket``, ``token``, ``wire``, ``version``), or None."""
+    def find(self) -> Found | None:
+        """Return socket, token and more of the running one, or None."""
 
-    def ensure_running(self, timeout_seconds: float) -> Any:
-        """Return its connection, starting it when none runs."""
+    def ensure_running(self, timeout_seconds: float) -> Found:
+        """Return the same, starting the broker when none runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +132,7 @@ class Broker:
 
     def __init__(self, environ: Mapping[str, str], embedded: EmbeddedBroker | None = None) -> None:
         self._remote = _remote(environ)
-        self._embedded = embedded
+        self._embedded: EmbeddedBroker = embedded or _machine
         self._known: Upstream | None = self._remote
         self._starting: asyncio.Future[Upstream] | None = None
         self._clients: dict[Upstream, httpx.AsyncClient] = {}
@@ -151,7 +155,7 @@ class Broker:
         BrokerNotRunning, BrokerStartFailed
         """
         if self._known is None:
-            found = await _in_thread(self._module().find)
+            found = await _in_thread(self._embedded.find)
             self._known = _embedded(found) if found else None
         if self._known is not None:
             return self._known
@@ -200,20 +204,12 @@ class Broker:
         for client in clients:
             await client.aclose()
 
-    def _module(self) -> EmbeddedBroker:
-        if self._embedded is None:
-            from firepool_nb import embedded
-
-            self._embedded = embedded
-        return self._embedded
-
     async def _start(self) -> Upstream:
-        module = self._module()
         try:
             connection = await _in_thread(
-                lambda: module.ensure_running(timeout_seconds=_START_TIMEOUT_SECONDS)
+                lambda: self._embedded.ensure_running(timeout_seconds=_START_TIMEOUT_SECONDS)
             )
-        except (RuntimeError, OSError) as error:
+        except (BrokerError, OSError) as error:
             raise BrokerStartFailed(
                 f"the broker could not be started: {error}; `firepool doctor` looks for the cause"
             ) from error
@@ -233,8 +229,9 @@ def _remote(environ: Mapping[str, str]) -> Upstream | None:
     return Upstream("remote", url, environ.get("FIREPOOL_TOKEN", "").strip())
 
 
-def _embedded(connection: Any) -> Upstream:
-    return Upstream("embedded", "http://broker", connection.token, connection.socket)
+def _embedded(found: Found) -> Upstream:
+    socket, token, *_ = found
+    return Upstream("embedded", "http://broker", token, socket)
 
 
 async def _in_thread(call: Callable[[], T]) -> T:

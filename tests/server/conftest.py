@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -19,12 +18,12 @@ from tornado import httpserver, netutil, web
 from firepool_nb.server.upstream import Broker
 
 
-@dataclasses.dataclass
-class Connection:
+class Connection(NamedTuple):
     socket: str
     token: str
     wire: int = 1
-    version: str = "0.1.0"
+    pid: int = 1
+    start_time: int = 1
 
 
 class ScriptedBroker:

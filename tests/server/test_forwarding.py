@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from firepool_nb.errors import BrokerUnreachable
 from firepool_nb.server import forwarding
 from firepool_nb.server.upstream import Broker
 
@@ -126,7 +127,7 @@ def test_work_starts_the_broker(run, http, url, token, embedded):
 
 def test_a_start_that_fails_says_why(run, http, url, token, embedded):
     embedded.running = False
-    embedded.failure = RuntimeError("no room left on device")
+    embedded.failure = BrokerUnreachable("no room left on device")
     response = run(http.post(url("start"), headers=token))
     assert response.status_code == 503
     assert response.json()["error"]["class"] == "BrokerStartFailed"
@@ -169,7 +170,8 @@ def test_a_hanging_broker_is_named_and_blocks_nobody(
 def test_a_replaced_broker_is_found_again(run, http, url, token, embedded, scripted):
     async def scene():
         assert (await http.get(url("v1/pools"), headers=token)).status_code == 200
-        scripted.token = embedded.connection.token = "the-next-broker"
+        scripted.token = "the-next-broker"
+        embedded.connection = embedded.connection._replace(token=scripted.token)
         reply = await http.post(url("v1/jobs"), headers=token, json={"code": "1"})
         assert reply.status_code == 200
         assert [request["headers"]["Authorization"] for request in scripted.requests[1:]] == [
