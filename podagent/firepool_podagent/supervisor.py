@@ -20,8 +20,8 @@ forked.
    so step 3 does not mistake it for dead; ``kill`` reaches its threads through its process number.
 5. Forkers that outrun a listing: a signal to a process group is delivered under the lock that
    ``fork`` takes, and a ``fork`` with a pending signal fails, so no member of a signalled group
-   gets away. One that makes a new session on each hop is a direct child of S after each hop, and S does
-   nothing else than list its children and kill them.
+   gets away. One that makes a new session on each hop is a direct child of S after each hop, and
+   S does nothing else than list its children and kill them.
 6. Whatever is not gone at the deadline (uninterruptible sleep, a process of another user, one held
    by a tracer outside the tree) is reported by name: the pod is not clean and must go.
 

@@ -1,0 +1,386 @@
+"""The pod: one attempt at a time, and the states between two.
+
+States: ``idle`` (takes an attempt), ``running``, ``resetting``, ``unclean`` (could not be emptied,
+or serves one job only: it takes nothing more and must go), ``draining`` (told to take nothing
+more). `_EDGES` is the whole table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from firepool_podagent import mounts, processes, reset, wire
+from firepool_podagent.attempts import Attempt
+from firepool_podagent.children import ChildFailedError, Children
+from firepool_podagent.delivery import Deliveries
+from firepool_podagent.journal import AttemptLog, Journal
+from firepool_podagent.templates import (
+    TemplateFailedError,
+    Templates,
+    environment_paths,
+)
+
+_EDGES = frozenset(
+    (
+        ("idle", "running"),
+        ("idle", "draining"),
+        ("running", "resetting"),
+        ("resetting", "idle"),
+        ("resetting", "unclean"),
+        ("resetting", "draining"),
+    )
+)
+_SPARE_DELAY_SECONDS = 0.02
+_SMALL_BYTES = 1 << 20
+
+
+class IllegalStateError(RuntimeError):
+    """A step that the table of states does not have."""
+
+
+class Pod:
+    """What the agent serves.
+
+    Parameters
+    ----------
+    config : dict
+        The document that the agent was started with.
+    isolation : str
+        What the machine allows, see `firepool_podagent.isolation`.
+    view : View or None
+        The private view, with namespaces.
+    package : Path
+        Folder of this package, readable for other interpreters.
+    """
+
+    def __init__(
+        self, config: dict[str, Any], isolation: str, view: mounts.View | None, package: Path
+    ) -> None:
+        self._config = config
+        self.isolation = isolation
+        self._view = view
+        directory = Path(config["directory"])
+        listen = config.get("listen", {}).get("unix")
+        kept = {os.path.basename(listen)} if listen else set()
+        self._places = reset.Places(directory, view, kept=frozenset(kept))
+        self.journal = Journal(directory / "journal")
+        self.deliveries = Deliveries(directory)
+        self._children = Children()
+        self._templates = Templates(self._children, directory, package, self._show_for_good)
+        self._state = "idle"
+        self._story: list[str] = []
+        self._drain = False
+        self._attempt: Attempt | None = None
+        self._active: str | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._started = 0
+        self._later: asyncio.TimerHandle | None = None
+        self.ended = asyncio.Event()
+        if config.get("default_environment"):
+            self._templates.prepare(config["default_environment"], None, config.get("preload", ()))
+
+    # --- state -----------------------------------------------------------------------------------
+
+    def _move(self, state: str) -> None:
+        if (self._state, state) not in _EDGES:
+            raise IllegalStateError(f"{self._state} -> {state}; story: {self._story}")
+        self._story = [*self._story[-20:], f"{self._state} -> {state}"]
+        self._state = state
+
+    @property
+    def busy(self) -> bool:
+        """Whether an attempt is not yet journalled to its end."""
+        return self._state in ("running", "resetting")
+
+    def health(self) -> dict[str, Any]:
+        """Return what the broker reads when it looks after its pods."""
+        return {
+            "name": self._config["name"],
+            "uid": self._config["uid"],
+            "revision": self._config.get("revision"),
+            "isolation": self.isolation,
+            "attempts_started": self._started,
+            "state": self._state,
+            "active": self._active,
+            "spare": self._templates.state(),
+            "dropped": self._templates.dropped(),
+            "attempts": list(self.journal.attempts),
+            "versions": {
+                "python": ".".join(str(part) for part in sys.version_info[:3]),
+                "wire": wire.WIRE_VERSION,
+            },
+            "gpus": [],
+        }
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def prepare(self, request: dict[str, Any]) -> None:
+        """Have an environment's interpreter ready."""
+        preload = [*self._config.get("preload", ()), *request.get("preload", ())]
+        self._templates.prepare(request.get("environment"), request.get("env"), preload)
+
+    def start(self, attempt: str, spec: dict[str, Any]) -> tuple[bool, AttemptLog]:
+        """Start an attempt, or find that it was started before.
+
+        Returns
+        -------
+        bool
+            Whether it is new.
+        AttemptLog
+            Its record.
+
+        Raises
+        ------
+        Refused
+            ``Busy`` or ``Missing``.
+        """
+        known = self.journal.attempts.get(attempt)
+        if known is not None:
+            return False, known
+        if self._state != "idle":
+            raise wire.Refused("Busy", f"the pod is {self._state}: {self._active or 'no attempt'}")
+        _check_spec(attempt, spec)
+        blobs = [item["blob"] for item in spec.get("inputs", ()) if item.get("blob")]
+        self.deliveries.require(blobs, spec.get("package"))
+        self._move("running")
+        self._started += 1
+        self._active = attempt
+        log = self.journal.begin(attempt)
+        self._attempt = Attempt(spec, log, time.time())
+        self._running = asyncio.ensure_future(self._run(self._attempt, blobs))
+        return True, log
+
+    def signal(self, attempt: str, request: dict[str, Any]) -> bool:
+        """Pass a signal to an attempt; False when it has ended."""
+        log = self.find(attempt)
+        name = request.get("signal")
+        if name not in ("interrupt", "terminate", "kill"):
+            raise wire.Refused(
+                "BadRequest", "signal is one of interrupt, terminate, kill", "signal"
+            )
+        if log.outcome is not None or self._attempt is None or self._attempt.log is not log:
+            return False
+        grace = request.get("grace_seconds")
+        self._attempt.signal(
+            name,
+            wire.TERMINATE_GRACE_SECONDS if grace is None else float(grace),
+            request.get("class"),
+        )
+        return True
+
+    def find(self, attempt: str) -> AttemptLog:
+        """Return the record of an attempt, or refuse one that is not known."""
+        log = self.journal.attempts.get(attempt)
+        if log is None:
+            raise wire.Refused("NotFound", f"no attempt {attempt} was started on this pod")
+        return log
+
+    async def link(self, kind: str, sha256: str, source: str) -> bool:
+        """Take a delivery from a file of the same machine; True when it is new."""
+        work = self.deliveries.linking(kind, sha256, source)
+        try:
+            if os.path.getsize(source) < _SMALL_BYTES:
+                return work()
+            return bool(await self._children.work(work))
+        except ChildFailedError as error:
+            if error.kind == "Refused":
+                raise wire.Refused("DigestMismatch", str(error)) from None
+            raise wire.Refused("BadRequest", f"{source}: {error}", wire.HEADER_LINK) from None
+        except OSError as error:
+            raise wire.Refused(
+                "BadRequest", f"{source}: {error.strerror}", wire.HEADER_LINK
+            ) from None
+
+    def drain(self) -> None:
+        """Take no more attempts."""
+        self._drain = True
+        if self._state == "idle":
+            self._move("draining")
+
+    async def fence(self, message: str) -> None:
+        """End the present attempt since no broker looks after it any more."""
+        if self._attempt is not None and self._state == "running":
+            self._attempt.signal("kill", 0, None)
+            self._attempt.say("warning", message)
+
+    async def shutdown(self) -> None:
+        """End everything; the folders of the pod that hold work are emptied."""
+        self._templates.closed = True
+        if self._later is not None:
+            self._later.cancel()
+        if self._attempt is not None and self._state == "running":
+            self._attempt.signal("kill", 0, None)
+        if self._running is not None:
+            await asyncio.wait([self._running], timeout=2 * processes.KILL_DEADLINE_SECONDS)
+        self._templates.forget()
+        await self._end_everything()
+        self.ended.set()
+
+    # --- one attempt -----------------------------------------------------------------------------
+
+    async def _run(self, attempt: Attempt, blobs: list[str]) -> None:
+        findings = reset.Findings()
+        before = reset.Before.look(self._places)
+        log = attempt.log
+        try:
+            try:
+                self._places.begin()
+                outcome = await self._serve(attempt, blobs)
+            except TemplateFailedError as error:
+                outcome = attempt.outcome_without_job("LaunchFailed", str(error))
+            except ChildFailedError as error:
+                outcome = attempt.outcome_without_job("PackageInvalid", str(error))
+            except OSError as error:
+                outcome = attempt.outcome_without_job("LaunchFailed", f"the pod: {error}")
+            outcome["next"] = log.next
+            log.finish(outcome)
+            self._move("resetting")
+            began = time.monotonic()
+            await self._reset(attempt, before, findings)
+            log.report_reset(findings.report(log.attempt, time.monotonic() - began))
+        finally:
+            self._attempt = self._active = None
+            if self._state == "running":  # something of ours is wrong: fail closed
+                self._move("resetting")
+                findings.problems.append("the agent could not bring the attempt to its end")
+            self._move("unclean" if findings.problems else "draining" if self._drain else "idle")
+        self._templates.learn(attempt.spec.get("environment"), attempt.imported)
+        self._templates.improve()
+
+    async def _serve(self, attempt: Attempt, blobs: list[str]) -> dict[str, Any]:
+        spec = attempt.spec
+        self.deliveries.belong_to(spec)
+        self._show_for_attempt(attempt)
+        package = None
+        if spec.get("package"):
+            package = str(self._places.run / "package")
+            await self._children.work(self.deliveries.extraction(spec["package"], Path(package)))
+        preload = [*self._config.get("preload", ()), *spec.get("preload", ())]
+        if preload:
+            self._templates.learn(spec.get("environment"), preload)
+        spare, tier = await self._templates.take(spec.get("environment"), spec.get("env"))
+        if attempt.stopped_early:
+            spare.close()
+            return attempt.outcome_without_job("Cancelled", "the job was stopped before it began")
+        paths: dict[str, Any] = {
+            "package": package,
+            "blobs": {sha256: str(self.deliveries.blob(sha256)) for sha256 in blobs},
+            "overlays": [],
+            "scratch": str(self._places.temporary),
+            "results": str(attempt.log.results),
+        }
+        temporary = str(self._places.temporary)
+        spec["env"] = {**spec.get("env", {}), "TMPDIR": temporary}
+        for name in ("TMP", "TEMP"):
+            spec["env"].pop(name, None)
+        attempt.on_started = self._refill_soon
+        await attempt.run(spare, tier, paths, self._places.run)
+        if attempt.tree.supervisor_lost or not attempt.tree.clean:
+            await self._end_in_place(attempt)
+        attempt.drain()
+        self._tell_of_killed(attempt)
+        return attempt.outcome()
+
+    def _refill_soon(self) -> None:
+        # A moment later, so that the fork does not compete with the job's first instructions.
+        loop = asyncio.get_running_loop()
+        self._later = loop.call_later(_SPARE_DELAY_SECONDS, self._templates.refill)
+
+    def _show_for_attempt(self, attempt: Attempt) -> None:
+        if self._view is None:
+            return
+        spec = attempt.spec
+        environment = spec.get("environment")
+        options = spec.get("requirements_options") or {}
+        wanted = [spec.get("cwd"), spec.get("session_dir"), options.get("overlay_root")]
+        if environment:
+            wanted += environment_paths(environment)
+        wanted += _sockets(spec.get("env", {}), self._view)
+        covered = self._view.show([str(path) for path in wanted if path])
+        for path in covered:
+            attempt.say(
+                "warning",
+                f"{path} is private in a pod: files of the machine's own {path} are not seen "
+                "there; keep the notebook and its data in a folder below it",
+            )
+
+    def _show_for_good(self, paths: Iterable[str]) -> None:
+        if self._view is not None:
+            self._view.show(paths, keep=True)
+
+    def _tell_of_killed(self, attempt: Attempt) -> None:
+        killed = [found["name"] for found in attempt.tree.killed]
+        if killed:
+            names = ", ".join(dict.fromkeys(killed))
+            count = f"{len(killed)} background process" + ("es" if len(killed) > 1 else "")
+            attempt.say(
+                "warning",
+                f"ended {count}: {names} (a job's processes end with it; to keep one, let the cell "
+                "wait for it, or run it in a live session)",
+            )
+
+    async def _reset(
+        self, attempt: Attempt, before: reset.Before, findings: reset.Findings
+    ) -> None:
+        tree = attempt.tree
+        if tree.survivors:
+            findings.problems.extend(f"process {name} does not end" for name in tree.survivors)
+            findings.escapees += len(tree.survivors)
+        self._children.reap()
+        await reset.reset(self._places, before, tree.pids, self._templates.process_ids, findings)
+        findings.problems.extend(self.deliveries.forget_blobs())
+        if self.isolation == "none":
+            findings.problems.append("a pod without isolation serves one job")
+
+    async def _end_in_place(self, attempt: Attempt) -> None:
+        """Do the supervisor's work after the job has killed or stopped it.
+
+        Whatever descended from the supervisor is a descendant of this process, which is the next
+        subreaper (or PID 1): everything below it is ended, the template included.
+        """
+        tree = attempt.tree
+        self._templates.forget()
+        killer = await self._end_everything()
+        tree.clean = killer.clean
+        tree.survivors = killer.survivors
+        if tree.status is None:
+            tree.status = killer.reaped.get(attempt.job_pid)
+
+    async def _end_everything(self) -> processes.TreeKiller:
+        """Kill every descendant of the agent, and in its own PID namespace everything there is."""
+        killer = processes.TreeKiller()
+        if self.isolation == "none":
+            killer.deadline_seconds = 1.0
+        while not killer.done:
+            if os.getpid() == 1:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(-1, signal.SIGKILL)
+            killer.step()
+            if not killer.done:
+                await asyncio.sleep(0.001)
+        for pid, status in killer.reaped.items():
+            self._children.report(pid, status)
+        return killer
+
+
+def _check_spec(attempt: str, spec: dict[str, Any]) -> None:
+    if spec.get("attempt") != attempt:
+        raise wire.Refused("BadRequest", "the attempt in the path is another one", "attempt")
+    for name in ("kind", "session_dir"):
+        if not isinstance(spec.get(name), str):
+            raise wire.Refused("BadRequest", f"{name} is missing", name)
+
+
+def _sockets(variables: dict[str, str], view: mounts.View) -> list[str]:
+    """Folders of sockets that the environment names, such as ``SSH_AUTH_SOCK``."""
+    return [
+        place for value in variables.values() if (place := view.socket_place(value)) is not None
+    ]
