@@ -33,6 +33,14 @@ export function durationText(seconds: number): string {
     : `${(seconds / 3600).toFixed(1)} h`;
 }
 
+/** `14:03`, as the browser's language writes it. */
+export function clockText(seconds: number): string {
+  return new Date(seconds * 1000).toLocaleTimeString([], {
+    hour: '2-digit',
+    minute: '2-digit'
+  });
+}
+
 export function basename(path: string): string {
   return path.split('/').pop() || path;
 }

@@ -21,6 +21,7 @@ export class JobOutput extends MainAreaWidget<Panel> {
     this.title.caption = `Output of job ${job.id}`;
     this.title.icon = firepoolIcon;
     this.title.closable = true;
+    this.toolbar.hide();
 
     const model = new OutputAreaModel({ trusted: false });
     const area = new SimplifiedOutputArea({ model, rendermime });

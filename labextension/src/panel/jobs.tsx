@@ -1,6 +1,12 @@
 import * as React from 'react';
 
-import { durationText, jobTitle, startSeconds, STATE_WORDS } from '../text';
+import {
+  clockText,
+  durationText,
+  jobTitle,
+  startSeconds,
+  STATE_WORDS
+} from '../text';
 import { IJob, isOver } from '../types';
 import type { IActions } from './panel';
 import { Empty, Section } from './section';
@@ -25,20 +31,6 @@ export function Jobs(props: {
 
 function Job({ job, actions }: { job: IJob; actions: IActions }): JSX.Element {
   const title = jobTitle(job);
-  const start = startSeconds(job);
-  const parts: string[] = [];
-  if (job.waiting && !isOver(job)) {
-    parts.push(job.waiting.message);
-  }
-  if (job.acquisition) {
-    parts.push(`${job.acquisition.path} pod`);
-  }
-  if (start !== null) {
-    parts.push(`started in ${durationText(start)}`);
-  }
-  if (job.error) {
-    parts.push(job.error.class);
-  }
   return (
     <li
       className="jp-Firepool-row"
@@ -59,33 +51,69 @@ function Job({ job, actions }: { job: IJob; actions: IActions }): JSX.Element {
             {STATE_WORDS[job.state]}
           </span>
         </span>
-        <span
-          className="jp-Firepool-quiet"
-          title={job.error?.message ?? job.acquisition?.reason}
-        >
-          {parts.join(' · ')}
+        <span className="jp-Firepool-line">
+          <span className="jp-Firepool-quiet" title={explanation(job)}>
+            {summary(job)}
+          </span>
+          <span className="jp-Firepool-actions">
+            {!isOver(job) && (
+              <button
+                type="button"
+                className="jp-Firepool-button"
+                aria-label={`Cancel ${title}`}
+                onClick={() => actions.cancel(job)}
+              >
+                Cancel
+              </button>
+            )}
+            <button
+              type="button"
+              className="jp-Firepool-button"
+              aria-label={`Show the output of ${title}`}
+              onClick={() => actions.showOutput(job)}
+            >
+              Output
+            </button>
+          </span>
         </span>
-      </div>
-      <div className="jp-Firepool-actions">
-        <button
-          type="button"
-          className="jp-Firepool-button"
-          aria-label={`Show the output of ${title}`}
-          onClick={() => actions.showOutput(job)}
-        >
-          Output
-        </button>
-        {!isOver(job) && (
-          <button
-            type="button"
-            className="jp-Firepool-button"
-            aria-label={`Cancel ${title}`}
-            onClick={() => actions.cancel(job)}
-          >
-            Cancel
-          </button>
-        )}
       </div>
     </li>
   );
+}
+
+/** `14:03 · warm · 12 ms`: when, from where the pod came, how long the start took. */
+function summary(job: IJob): string {
+  const parts: string[] = [];
+  if (job.times.submitted !== null) {
+    parts.push(clockText(job.times.submitted));
+  }
+  if (job.waiting && !isOver(job)) {
+    parts.push(job.waiting.message);
+  }
+  if (job.acquisition) {
+    parts.push(job.acquisition.path);
+  }
+  const start = startSeconds(job);
+  if (start !== null) {
+    parts.push(durationText(start));
+  }
+  if (job.error) {
+    parts.push(job.error.class);
+  }
+  return parts.join(' · ');
+}
+
+function explanation(job: IJob): string {
+  const lines: string[] = [];
+  if (job.acquisition) {
+    lines.push(`Pod: ${job.acquisition.path} (${job.acquisition.reason})`);
+  }
+  const start = startSeconds(job);
+  if (start !== null) {
+    lines.push(`First instruction ${durationText(start)} after the submit`);
+  }
+  if (job.error) {
+    lines.push(`${job.error.class}: ${job.error.message}`);
+  }
+  return lines.join('\n');
 }

@@ -99,7 +99,7 @@ function Heading(props: { state: IState }): JSX.Element {
   const broker = props.state.about?.broker;
   const where =
     props.state.phase === 'running' && broker
-      ? `${broker.kind === 'remote' ? 'remote broker' : 'this machine'} · isolation: ${broker.isolation ?? 'unknown'}`
+      ? `${broker.kind === 'remote' ? 'Remote broker' : 'Broker of this machine'}, ${broker.version ?? ''}`
       : '';
   return (
     <header className="jp-Firepool-heading">

@@ -1,7 +1,7 @@
 import * as React from 'react';
 
 import { IState } from '../model';
-import { basename, durationText, plural } from '../text';
+import { basename, clockText, durationText, plural } from '../text';
 import { IPod, ISession } from '../types';
 import type { IActions } from './panel';
 import { Empty, Section } from './section';
@@ -45,16 +45,14 @@ function Session(props: {
   const title = session.notebook
     ? basename(session.notebook)
     : session.lease_tag;
-  const parts = [`${plural(held.length, 'pod')} held`];
+  const end = holdEnd(held);
+  const until = end === null ? '' : ` until ${clockText(end)}`;
+  const parts = [`${plural(held.length, 'pod')} held${until}`];
   if (session.jobs_running > 0) {
     parts.push(`${session.jobs_running} running`);
   }
   if (session.jobs_queued > 0) {
     parts.push(`${session.jobs_queued} waiting`);
-  }
-  const end = holdEnd(held);
-  if (end !== null) {
-    parts.push(`until ${clock(end)}`);
   }
   if (!session.connected) {
     parts.push('kernel gone');
@@ -107,11 +105,4 @@ function holdTitle(end: number | null): string | undefined {
   }
   const left = Math.max(0, end - Date.now() / 1000);
   return `Idle pods stay with this session for ${durationText(left)} more`;
-}
-
-function clock(seconds: number): string {
-  return new Date(seconds * 1000).toLocaleTimeString([], {
-    hour: '2-digit',
-    minute: '2-digit'
-  });
 }
