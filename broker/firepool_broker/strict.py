@@ -18,6 +18,7 @@ Hook = Callable[[type, Any], Any]
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+_NOT_AMONG = re.compile(r"Invalid enum value '?(?P<value>.*?)'?", re.DOTALL)
 _PLACE = re.compile(r" - at `(?:key in )?\$(?P<path>.*)`$", re.DOTALL)
 
 
@@ -77,6 +78,13 @@ def _explained(message: str, kind: type) -> NotStrict:
     if missing := _MISSING.fullmatch(reason):
         name = _joined(path, missing.group("name"))
         return NotStrict(f"field {name!r} is missing", name)
+    if value := _NOT_AMONG.fullmatch(reason):
+        words = _words_at(kind, path)
+        nearest = difflib.get_close_matches(value.group("value"), words, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        return NotStrict(
+            f"field {path!r}: {value.group('value')!r} is none of {', '.join(words)}{hint}", path
+        )
     reason = reason[:1].lower() + reason[1:]
     return NotStrict(f"field {path!r}: {reason}" if path else f"the body: {reason}", path or None)
 
@@ -89,9 +97,33 @@ def _fields_at(kind: type, path: str) -> list[str]:
     """Return the names of the fields that exist where ``path`` leads."""
     from msgspec import inspect  # only refusals need it
 
-    current: list[inspect.Type] = [inspect.type_info(kind)]
+    return [
+        field.encode_name
+        for each in _types_at(kind, path)
+        if isinstance(each, inspect.StructType)
+        for field in each.fields
+    ]
+
+
+def _words_at(kind: type, path: str) -> list[str]:
+    """Return the words that may stand where ``path`` leads."""
+    from msgspec import inspect
+
+    return [
+        str(value)
+        for each in _types_at(kind, path)
+        if isinstance(each, inspect.LiteralType)
+        for value in each.values
+    ]
+
+
+def _types_at(kind: type, path: str) -> list[Any]:
+    """Return the types of what stands where ``path`` leads."""
+    from msgspec import inspect
+
+    current: list[Any] = [inspect.type_info(kind)]
     for step in re.findall(r"\[[^\]]*\]|[^.\[\]]+", path):
-        following: list[inspect.Type] = []
+        following: list[Any] = []
         for each in _alternatives(current):
             if isinstance(each, inspect.StructType) and not step.startswith("["):
                 following += [field.type for field in each.fields if field.encode_name == step]
@@ -100,12 +132,7 @@ def _fields_at(kind: type, path: str) -> list[str]:
             elif isinstance(each, inspect.ListType):
                 following.append(each.item_type)
         current = following
-    return [
-        field.encode_name
-        for each in _alternatives(current)
-        if isinstance(each, inspect.StructType)
-        for field in each.fields
-    ]
+    return _alternatives(current)
 
 
 def _alternatives(types: Iterable[Any]) -> list[Any]:

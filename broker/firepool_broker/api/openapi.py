@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from firepool_broker.api import types
 from firepool_broker.api.application import ROUTES, Route
 from firepool_broker.api.handlers import Handler
 from firepool_broker.api.operations import Operation, Parameter
+from firepool_broker.docstrings import field_texts
 
 _JSON = "application/json"
 _REFERENCE = "#/components/schemas/{name}"
@@ -21,6 +23,7 @@ def document() -> dict[str, Any]:
     kinds = [types.ErrorView, *_kinds()]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     references = dict(zip(kinds, schemas, strict=True))
+    _describe(components)
     paths: dict[str, Any] = {}
     for route in ROUTES:
         methods = {
@@ -57,6 +60,16 @@ def _kinds() -> Iterator[Any]:
                 if kind is not None and kind not in seen:
                     seen.add(kind)
                     yield kind
+
+
+def _describe(components: dict[str, Any]) -> None:
+    """Add the text under each field's declaration to its schema."""
+    for name, schema in components.items():
+        kind = getattr(types, name)
+        texts = field_texts(kind)
+        for field in structs.fields(kind):
+            if field.name in texts:
+                schema["properties"][field.encode_name]["description"] = texts[field.name]
 
 
 def _operation(route: Route, operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
