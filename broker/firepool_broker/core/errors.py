@@ -77,6 +77,12 @@ class QuotaImpossible(SubmitRefused):
     error_class: ClassVar[str] = "QuotaImpossible"
 
 
+class NotAvailable(SubmitRefused):
+    """The request asks for something that its pool does not offer."""
+
+    error_class: ClassVar[str] = "NotAvailable"
+
+
 class Draining(SubmitRefused):
     """The broker is shutting down and takes no new work."""
 

@@ -68,6 +68,8 @@ class PoolPolicy:
     tag_policy
         ``retire``: a pod that serves another session of its caller retires afterwards.
         ``hint``: the same session is preferred, nothing retires for it.
+    drain_budget
+        Pods of an old template that may retire at once for the new one.
     starve_after_seconds
         A job blocked at the ceiling for this long is entitled to the next slot.
     hold_break_tenure_seconds, hold_break_held_seconds
@@ -92,6 +94,7 @@ class PoolPolicy:
     caller_hold_seconds: float | None = None
     step: int = EMBEDDED_CEILING
     tag_policy: TagPolicy = "retire"
+    drain_budget: int = 1
     starve_after_seconds: float = 60.0
     hold_break_tenure_seconds: float = 60.0
     hold_break_held_seconds: float = 10.0
@@ -185,7 +188,14 @@ class PoolPolicy:
         return cls(name=name, **decoded)
 
 
-_INTEGER_KNOBS: Final = ("min_count", "max_idle_count", "max_count", "step", "max_jobs_per_pod")
+_INTEGER_KNOBS: Final = (
+    "min_count",
+    "max_idle_count",
+    "max_count",
+    "step",
+    "drain_budget",
+    "max_jobs_per_pod",
+)
 _SECONDS_KNOBS: Final = tuple(
     entry.name for entry in fields(PoolPolicy) if entry.name.endswith("_seconds")
 )
@@ -202,7 +212,12 @@ _ABOVE_ZERO: Final = frozenset(
         "reset_timeout_seconds",
     }
 )
-_LEAST: Final[Mapping[str, int]] = {"max_count": 1, "step": 1, "max_jobs_per_pod": 1}
+_LEAST: Final[Mapping[str, int]] = {
+    "max_count": 1,
+    "step": 1,
+    "drain_budget": 1,
+    "max_jobs_per_pod": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ claims ever get one pod and none overruns a limit. :meth:`Tracker.may_use` is th
 says who may take which pod; the claim, the scaler, hold breaking and estimates all ask it.
 
 Pods are found by name, by pool (never-used ones last-in first-out, held ones by caller and then by
-queue and tag) and by the job that holds their lease. Counts by scaler term are kept along, so that
-a reconcile pass does not walk the pods. :meth:`Tracker.validate` compares all of it with a
-recomputation.
+queue and tag) and by the job that holds their lease. :meth:`Tracker.validate` compares every index
+with a recomputation.
 
 The broker uses the tracker from one thread; the lock guards whoever embeds it otherwise.
 """
@@ -17,30 +16,30 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import Enum
 from threading import Lock
 from types import EllipsisType
 from typing import Final, NamedTuple
 
+from firepool_broker.core.bucket import (
+    ASSIGNED,
+    DRAINING,
+    GONE,
+    HELD,
+    IDLE,
+    RESETTING,
+    RETIRING,
+    RUNNING,
+    STARTING,
+    UNHEALTHY,
+    Bucket,
+)
 from firepool_broker.core.errors import IllegalTransition, InvariantBroken
 from firepool_broker.core.jobs import Job
 from firepool_broker.core.pods import TRANSITIONS, Pod, PodState
 from firepool_broker.core.policy import PoolPolicy
 from firepool_broker.core.sessions import SessionKey
-
-STARTING, IDLE, ASSIGNED, RUNNING, RESETTING, HELD, DRAINING, UNHEALTHY, RETIRING, GONE = (
-    PodState.STARTING,
-    PodState.IDLE,
-    PodState.ASSIGNED,
-    PodState.RUNNING,
-    PodState.RESETTING,
-    PodState.HELD,
-    PodState.DRAINING,
-    PodState.UNHEALTHY,
-    PodState.RETIRING,
-    PodState.GONE,
-)
 
 _LOG_LENGTH: Final = 20_000
 # How many pods of one group a claim looks at for one whose environment fits: a preference must not
@@ -81,106 +80,6 @@ class Usage:
     def __init__(self) -> None:
         self.pods = 0
         self.gpus = 0
-
-
-HeldGroups = dict[tuple[str | None, str | None], dict[Pod, None]]
-"""Held pods of one caller by ``(queue, tag)``."""
-
-
-class Bucket:
-    """The pods of one pool. Read by others, changed by the tracker.
-
-    Attributes
-    ----------
-    pods
-        All of them by name.
-    idle, starting
-        Never-used pods that anybody may use, newest last.
-    held
-        Held pods by owner.
-    reserved
-        Pods by the job they are reserved for.
-    prepared
-        Idle pods by the session for whose environment they keep a spare.
-    terms
-        Number of pods in each scaler term (:class:`Term`).
-    single_use, leaving, replaced
-        Single-use pods; pods that are about to be missing; busy pods that retire afterwards.
-    """
-
-    __slots__ = (
-        "gpus",
-        "held",
-        "idle",
-        "leaving",
-        "pods",
-        "policy",
-        "prepared",
-        "replaced",
-        "reserved",
-        "single_use",
-        "starting",
-        "terms",
-    )
-
-    def __init__(self, policy: PoolPolicy) -> None:
-        self.policy = policy
-        self.gpus = policy.shape.gpu
-        self.pods: dict[str, Pod] = {}
-        self.idle: dict[Pod, None] = {}
-        self.starting: dict[Pod, None] = {}
-        self.held: dict[str | None, HeldGroups] = {}
-        self.reserved: dict[str, Pod] = {}
-        self.prepared: dict[SessionKey, Pod] = {}
-        self.terms = [0] * len(TERMS)
-        self.single_use = 0
-        self.leaving = 0
-        self.replaced = 0
-
-    def held_by(self, caller: str) -> Iterator[Pod]:
-        """Iterate over the pods held for a caller."""
-        for group in self.held.get(caller, {}).values():
-            yield from group
-
-
-TERMS: Final = ("stale", "running", "assigned", "starting", "idle", "held")
-_STALE, _RUNNING, _ASSIGNED, _STARTING, _IDLE, _HELD = range(6)
-_TERM_OF: Final = {
-    STARTING: _STARTING,
-    IDLE: _IDLE,
-    PodState.STANDBY: _IDLE,
-    ASSIGNED: _ASSIGNED,
-    RUNNING: _RUNNING,
-    RESETTING: _HELD,
-    HELD: _HELD,
-    RETIRING: _STALE,
-    UNHEALTHY: _STALE,
-}
-
-
-def term_of(pod: Pod) -> int:
-    """Return the index in :data:`TERMS` of the one scaler term that a pod counts in."""
-    state = pod.state
-    if pod.single_use:
-        return _STALE
-    if state is DRAINING:
-        return _STALE if pod.job is None else _RUNNING
-    if pod.stale and state is not ASSIGNED and state is not RUNNING:
-        return _STALE
-    return _TERM_OF[state]
-
-
-def _discard(stack: dict[Pod, None], pod: Pod) -> None:
-    """Remove a pod from an ordered set.
-
-    The newest is popped rather than deleted: a dict keeps a gap for every deleted key, and looking
-    for the newest key walks over the gaps at its end; popping closes them.
-    """
-    if pod in stack:
-        newest, _ = stack.popitem()
-        if newest is not pod:
-            stack[newest] = None
-            del stack[pod]
 
 
 class Tracker:
@@ -256,13 +155,13 @@ class Tracker:
             state = pod.state
             if state is not IDLE and state is not HELD:
                 raise self._illegal(pod, ASSIGNED)
-            self._unindex(bucket, pod)
+            bucket.extract(pod)
             pod.came_from = state
             pod.state = ASSIGNED
             pod.job = job.id
             if path == "recycled" or pod.isolation == "none" or self._capped(bucket, pod, now):
                 pod.retire_after = True
-            self._index(bucket, pod)
+            bucket.insert(pod)
             self.leases[job.id] = pod
             usage.pods += 1
             usage.gpus += bucket.gpus
@@ -364,7 +263,7 @@ class Tracker:
         with self._lock:
             pod = self.leases[job.id]
             bucket = self.buckets[pod.pool]
-            self._unindex(bucket, pod)
+            bucket.extract(pod)
             if pod.state is ASSIGNED:  # it may be draining by now
                 self._move(pod, RUNNING, now, job.id)
             pod.owner, pod.tag, pod.queue = job.caller, job.lease_tag, job.queue
@@ -372,7 +271,7 @@ class Tracker:
             pod.prepared_for = None
             pod.reserved_for = None
             pod.jobs_run += 1
-            self._index(bucket, pod)
+            bucket.insert(pod)
             return pod
 
     def undo(self, job: Job, now: float) -> Pod | None:
@@ -388,12 +287,12 @@ class Tracker:
             if pod is None:
                 return None
             bucket = self.buckets[pod.pool]
-            self._unindex(bucket, pod)
+            bucket.extract(pod)
             if pod.state is ASSIGNED:
                 self._move(pod, pod.came_from, now, "commit lost")
                 pod.retire_after = False
             pod.job = None
-            self._index(bucket, pod)
+            bucket.insert(pod)
             return pod
 
     def end(self, job: Job, now: float) -> Pod | None:
@@ -409,12 +308,12 @@ class Tracker:
             if pod is None:
                 return None
             bucket = self.buckets[pod.pool]
-            self._unindex(bucket, pod)
+            bucket.extract(pod)
             if pod.state is RUNNING:
                 self._move(pod, RESETTING, now, job.id)
                 pod.released_at = now
             pod.job = None
-            self._index(bucket, pod)
+            bucket.insert(pod)
             return pod
 
     def _drop_lease(self, job: Job) -> Pod | None:
@@ -465,28 +364,28 @@ class Tracker:
         bucket = self.buckets[pod.pool]
         self.pods[pod.name] = pod
         bucket.pods[pod.name] = pod
-        self._index(bucket, pod)
+        bucket.insert(pod)
 
     def ready(self, pod: Pod, uid: str, isolation: str, now: float) -> None:
         """Note that a pod passed its readiness check: STARTING → IDLE."""
         with self._lock:
             bucket = self.buckets[pod.pool]
-            self._unindex(bucket, pod)
+            bucket.extract(pod)
             self._move(pod, IDLE, now, "ready")
             pod.uid = uid
             pod.isolation = isolation
             pod.ready_at = now
-            self._index(bucket, pod)
+            bucket.insert(pod)
 
     def hold(self, pod: Pod, now: float, seconds: float) -> None:
         """Keep a clean pod for its owner until ``now + seconds``: RESETTING → HELD."""
         with self._lock:
             bucket = self.buckets[pod.pool]
-            self._unindex(bucket, pod)
+            bucket.extract(pod)
             self._move(pod, HELD, now, "clean")
             pod.released_at = now
             pod.hold_expires_at = now + seconds
-            self._index(bucket, pod)
+            bucket.insert(pod)
 
     def retire(self, pod: Pod, reason: str, now: float) -> bool:
         """Take a pod out of service: → DRAINING, and → RETIRING once no attempt is on it.
@@ -501,7 +400,7 @@ class Tracker:
             if state is RETIRING or state is GONE:
                 return False
             bucket = self.buckets[pod.pool]
-            self._unindex(bucket, pod)
+            bucket.extract(pod)
             if pod.retire_reason is None:
                 pod.retire_reason = reason
             if state is not DRAINING and state is not UNHEALTHY:
@@ -510,23 +409,23 @@ class Tracker:
             if moved:
                 self._move(pod, RETIRING, now, reason)
                 pod.retire_sent_at = now
-            self._index(bucket, pod)
+            bucket.insert(pod)
             return moved
 
     def distrust(self, pod: Pod, reason: str, now: float) -> None:
         """Move a pod to UNHEALTHY; :meth:`retire` follows once no attempt is on it."""
         with self._lock:
             bucket = self.buckets[pod.pool]
-            self._unindex(bucket, pod)
+            bucket.extract(pod)
             pod.retire_reason = reason
             self._move(pod, UNHEALTHY, now, reason)
-            self._index(bucket, pod)
+            bucket.insert(pod)
 
     def remove(self, pod: Pod, reason: str, now: float) -> None:
         """Forget a pod that is gone. Its lease, if any, must have been dropped before."""
         with self._lock:
             bucket = self.buckets[pod.pool]
-            self._unindex(bucket, pod)
+            bucket.extract(pod)
             self._move(pod, GONE, now, reason)
             del self.pods[pod.name]
             del bucket.pods[pod.name]
@@ -544,7 +443,7 @@ class Tracker:
         """Change a pod's flags, keeping every index right."""
         with self._lock:
             bucket = self.buckets[pod.pool]
-            self._unindex(bucket, pod)
+            bucket.extract(pod)
             if retire_after is not None:
                 pod.retire_after = retire_after
             if not isinstance(reserved_for, EllipsisType):
@@ -555,7 +454,7 @@ class Tracker:
                 pod.environment = environment
             if hold_expires_at is not None:
                 pod.hold_expires_at = hold_expires_at
-            self._index(bucket, pod)
+            bucket.insert(pod)
 
     def touch_retiring(self, pod: Pod, now: float) -> None:
         """Note that the backend was told again to remove a pod."""
@@ -592,69 +491,6 @@ class Tracker:
             f"pod {pod.name}", pod.state.value, finish.value, self.story(pod.name)
         )
 
-    # ------------------------------------------------------------------ index
-
-    def _index(self, bucket: Bucket, pod: Pod) -> None:
-        state = pod.state
-        self._count(bucket, pod, 1)
-        if pod.reserved_for is not None:
-            bucket.reserved[pod.reserved_for] = pod
-            return
-        if state is HELD:
-            groups = bucket.held.get(pod.owner)
-            if groups is None:
-                groups = bucket.held[pod.owner] = {}
-            key = (pod.queue, pod.tag)
-            group = groups.get(key)
-            if group is None:
-                groups[key] = {pod: None}
-            else:
-                group[pod] = None
-        elif state is IDLE:
-            if not pod.stale and not pod.single_use:
-                bucket.idle[pod] = None
-                if pod.prepared_for is not None:
-                    bucket.prepared[pod.prepared_for] = pod
-        elif state is STARTING and not pod.stale and not pod.single_use:
-            bucket.starting[pod] = None
-
-    def _unindex(self, bucket: Bucket, pod: Pod) -> None:
-        state = pod.state
-        self._count(bucket, pod, -1)
-        if pod.reserved_for is not None:
-            bucket.reserved.pop(pod.reserved_for, None)
-            return
-        if state is HELD:
-            groups = bucket.held[pod.owner]
-            key = (pod.queue, pod.tag)
-            group = groups[key]
-            _discard(group, pod)
-            if not group:
-                del groups[key]
-                if not groups:
-                    del bucket.held[pod.owner]
-        elif state is IDLE:
-            _discard(bucket.idle, pod)
-            if pod.prepared_for is not None and bucket.prepared.get(pod.prepared_for) is pod:
-                del bucket.prepared[pod.prepared_for]
-        elif state is STARTING:
-            _discard(bucket.starting, pod)
-
-    @staticmethod
-    def _count(bucket: Bucket, pod: Pod, by: int) -> None:
-        if pod.single_use:
-            bucket.terms[_STALE] += by
-            bucket.single_use += by
-            return
-        bucket.terms[term_of(pod)] += by
-        state = pod.state
-        if state is ASSIGNED or state is RUNNING:
-            if pod.retire_after:
-                bucket.replaced += by
-                bucket.leaving += by
-        elif state is DRAINING or state is RETIRING or state is UNHEALTHY:
-            bucket.leaving += by
-
     # ------------------------------------------------------------------ validation
 
     def validate(self) -> None:
@@ -673,7 +509,7 @@ class Tracker:
                 _require(pod.state is not GONE, f"{name} is gone and still filed")
                 bucket = fresh[pod.pool]
                 bucket.pods[name] = pod
-                self._index(bucket, pod)
+                bucket.insert(pod)
                 busy = pod.state is ASSIGNED or pod.state is RUNNING
                 _require(not busy or pod.job is not None, f"{name} is {pod.state} without a job")
                 if pod.job is not None:
