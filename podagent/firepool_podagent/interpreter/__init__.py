@@ -22,6 +22,26 @@ and the like only where the session's environment has them.
 from __future__ import annotations
 
 import os
+from typing import Final
+
+STARTUP_VARIABLES: Final = (
+    "GLIBC_TUNABLES",
+    "LD_AUDIT",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "PYTHONDEVMODE",
+    "PYTHONHASHSEED",
+    "PYTHONMALLOC",
+    "PYTHONNOUSERSITE",
+    "PYTHONOPTIMIZE",
+    "PYTHONUSERBASE",
+    "PYTHONWARNINGS",
+)
+"""Variables that are read once, when a process starts.
+
+A template started with the session's values of these serves its jobs; a job with other values
+starts an interpreter of its own.
+"""
 
 
 def template_command(executable: str, package_directory: str | None = None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from firepool_podagent.interpreter import pickling
 
-_INTERRUPTED_EXIT = 130
+INTERRUPTED_EXIT = 130
 _PICKLE_LIMIT_BYTES = 1 << 20
 _TEXT_LIMIT = 100_000
 
@@ -27,7 +27,7 @@ def exit_code_of(error: BaseException | None) -> int:
     if error is None:
         return 0
     if isinstance(error, KeyboardInterrupt):
-        return _INTERRUPTED_EXIT
+        return INTERRUPTED_EXIT
     if isinstance(error, SystemExit):
         if error.code is None:
             return 0

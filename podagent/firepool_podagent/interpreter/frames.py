@@ -7,6 +7,7 @@ is not interrupted half-way, so a frame is either wholly in the channel or not a
 from __future__ import annotations
 
 import json
+import select
 import socket
 import struct
 from typing import Any
@@ -31,6 +32,10 @@ class Channel:
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
+
+    def has_data(self) -> bool:
+        """Return whether something can be received at once."""
+        return bool(select.select((self._socket,), (), (), 0)[0])
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
         """Wait for one frame.

@@ -6,13 +6,15 @@ then; wrapping that one function costs nothing for imports that are already sati
 
 from __future__ import annotations
 
-import importlib._bootstrap as bootstrap  # type: ignore[import-not-found]
+import importlib
 import sys
 import threading
 import time
 from typing import Any
 
 from firepool_podagent.interpreter import preload
+
+bootstrap: Any = importlib._bootstrap
 
 # Compiled under the file name of importlib's own frames: Python removes these from the tracebacks
 # of failing imports, so the wrapper does not show there either.

@@ -9,7 +9,11 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any, BinaryIO
 
-from firepool_podagent.interpreter import pickling
+from firepool_podagent.interpreter import pickling, plain
+
+SOURCES = "__firepool_sources__"
+"""A ``value`` input of this name is not bound: it is a dict of file name to source text, for the
+tracebacks of functions that were defined in the notebook."""
 
 
 class InputError(Exception):
@@ -43,6 +47,8 @@ def bind(inputs: list[dict[str, Any]], blobs: dict[str, str], namespace: dict[st
             ) from error
         if each["kind"] == "namespace":
             namespace.update(value)
+        elif each.get("name") == SOURCES:
+            plain.remember_sources(value)
         elif each["kind"] == "value":
             namespace[each["name"]] = value
         else:

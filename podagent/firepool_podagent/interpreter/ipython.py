@@ -1,5 +1,8 @@
 """The IPython shell of a job."""
 
+# IPython's annotations differ from version to version, and most of its functions have none.
+# mypy: disable-error-code="no-untyped-call, attr-defined, arg-type, union-attr, misc"
+
 from __future__ import annotations
 
 import atexit
@@ -20,6 +23,7 @@ from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
+from IPython.core.formatters import DisplayFormatter
 from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
@@ -35,7 +39,7 @@ _SHELL_FUNCTIONS = frozenset(
 )
 
 
-class _NoProfile(ProfileDir):  # type: ignore[misc]
+class _NoProfile(ProfileDir):
     """A profile that is not on disk: a job reads no configuration and leaves no folder behind."""
 
     @observe("location")
@@ -43,7 +47,7 @@ class _NoProfile(ProfileDir):  # type: ignore[misc]
         """Make no folders."""
 
 
-class _Compiler(CachingCompiler):  # type: ignore[misc]
+class _Compiler(CachingCompiler):
     """Compiles under the name that the notebook gave, and shows it as a cell."""
 
     filename = "<cell>"
@@ -58,7 +62,7 @@ class _Compiler(CachingCompiler):  # type: ignore[misc]
         return None
 
 
-class _Publisher(DisplayPublisher):  # type: ignore[misc]
+class _Publisher(DisplayPublisher):
     """Sends displays to the agent."""
 
     outlet: Outlet | None = None
@@ -98,7 +102,7 @@ class _Publisher(DisplayPublisher):  # type: ignore[misc]
             self.outlet.send({"type": "clear_output", "wait": bool(wait)})
 
 
-class _Hook(DisplayHook):  # type: ignore[misc]
+class _Hook(DisplayHook):
     """Sends the value of a cell's last expression."""
 
     def write_output_prompt(self) -> None:
@@ -121,14 +125,25 @@ class _Hook(DisplayHook):  # type: ignore[misc]
         self._is_active = False
 
 
-class _Exit(ExitAutocall):  # type: ignore[misc]
+class _Formatter(DisplayFormatter):
+    """Remembers the figures that were shown, so that none is shown again at the cell's end."""
+
+    def format(self, obj: Any, include: Any = None, exclude: Any = None) -> Any:
+        formatted = super().format(obj, include=include, exclude=exclude)
+        module = sys.modules.get("matplotlib.figure")
+        if module is not None and isinstance(obj, module.Figure):
+            self.parent.shown_figures.append(obj)
+        return formatted
+
+
+class _Exit(ExitAutocall):
     """``exit`` and ``quit``: end the job here."""
 
     def __call__(self, code: object = None) -> None:
         raise SystemExit(code)
 
 
-class _Shell(InteractiveShell):  # type: ignore[misc]
+class _Shell(InteractiveShell):
     compiler_class = Type(_Compiler)
     display_pub_class = Type(_Publisher)
     displayhook_class = Type(_Hook)
@@ -162,6 +177,20 @@ class _Shell(InteractiveShell):  # type: ignore[misc]
     def enable_gui(self, gui: str | None = None) -> None:
         if gui not in (None, "inline"):
             raise UsageError(f"a remote cell has no screen for {gui!r}; plots are shown inline")
+
+    def init_display_formatter(self) -> None:
+        self.display_formatter = _Formatter(parent=self)
+        self.configurables.append(self.display_formatter)
+        self.shown_figures: list[Any] = []
+        # Registered before matplotlib's own flush, which comes when its backend is imported.
+        self.events.register("post_execute", self._close_shown_figures)
+
+    def _close_shown_figures(self) -> None:
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        while self.shown_figures:
+            figure = self.shown_figures.pop()
+            if pyplot is not None:
+                pyplot.close(figure)
 
     # --- the cell's own text and line numbers --------------------------------------------------
 
@@ -282,6 +311,18 @@ class IPythonShell:
         namespace: dict[str, Any] = self._shell.user_ns
         return namespace
 
+    def warm_up(self) -> None:
+        """Load everything that running a cell needs, leaving no trace in the namespace."""
+        for code in plain.WARM_UP:
+            self.run_cell(code, "<warm-up>", 0, _nothing)
+        # The pieces of a value's display, without showing one.
+        self._shell.displayhook.compute_format_data(0)
+        plain.forget_warm_up(self.namespace)
+        self._shell.last_error = None
+        self._shell.last_execution_result = None
+        for name in ("last_type", "last_value", "last_traceback"):
+            vars(sys).pop(name, None)
+
     def connect(self, outlet: Outlet) -> None:
         """Send displays to ``outlet``."""
         self._shell.display_pub.outlet = outlet
@@ -302,10 +343,35 @@ class IPythonShell:
         lines = shown[1] if shown is not None and shown[0] is error else self.format_error(error)
         return CellResult(error=error, traceback=lines)
 
+    def run_call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        started: Callable[[], None],
+    ) -> CellResult:
+        """Call a function, awaiting what it returns if it is awaitable."""
+        result = CellResult()
+        shell = self._shell
+        with shell.builtin_trap, shell.display_trap:
+            started()
+            try:
+                result.value = plain.call(function, args, kwargs)
+            except BaseException as error:  # noqa: BLE001 - whatever user code raises is its result
+                result.error = error
+                result.traceback = self.format_error(error)
+            finally:
+                shell.events.trigger("post_execute")
+        return result
+
     def format_error(self, error: BaseException) -> list[str]:
         """Return the lines of a traceback without the frames of our own machinery."""
         lines: list[str] = self._shell.format_error(error)
         return lines
+
+
+def _nothing() -> None:
+    """Nobody waits for a warm-up's first instruction."""
 
 
 def run_in_shell(command: str) -> int:

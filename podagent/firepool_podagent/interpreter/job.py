@@ -15,6 +15,7 @@ import faulthandler
 import gc
 import getpass
 import io
+import json
 import os
 import signal
 import socket
@@ -24,13 +25,14 @@ import time
 from typing import Any, NoReturn
 
 from firepool_podagent.interpreter import (
+    commands,
     errors,
+    fresh,
     importclock,
     inputs,
     plain,
     results,
     surroundings,
-    threadpools,
 )
 from firepool_podagent.interpreter.frames import Channel, ChannelClosedError
 from firepool_podagent.interpreter.shell import Shell, make_shell
@@ -53,12 +55,18 @@ def _refuse_input(*_args: object, **_kwargs: object) -> NoReturn:
     )
 
 
-def prepare() -> None:
-    """Import what a job needs first; runs in the template."""
-    for name in ("cloudpickle", "numpy"):
-        if name in sys.modules:
-            continue
-    threadpools.discover()
+def run_fresh(channel_fd: int, frame_fd: int) -> NoReturn:
+    """Run the job whose start frame lies in ``frame_fd``, in an interpreter started for it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    with open(frame_fd, "rb") as file:
+        spec = json.load(file)
+    # The attempt's own import path comes first: its requirements may bring another IPython.
+    surroundings.prepare_parked()
+    surroundings.enter(spec)
+    channel = Channel(socket.socket(fileno=private_fd(channel_fd)))
+    os.close(channel_fd)
+    shell, _ = make_shell()
+    Job(channel, shell).run(spec)
 
 
 def run_parked(channel_fd: int, stdout_fd: int, stderr_fd: int, shell: Shell) -> NoReturn:
@@ -73,10 +81,17 @@ def run_parked(channel_fd: int, stdout_fd: int, stderr_fd: int, shell: Shell) ->
     surroundings.prepare_parked()
     job = Job(channel, shell)
     gc.enable()
+    if not channel.has_data():
+        # The first cell after a fork copies the pages that it touches; done now, it costs no one.
+        shell.warm_up()
     try:
         spec, _ = channel.receive()
     except ChannelClosedError:  # the agent does not need this spare any more
         os._exit(0)
+    reason = fresh.reason(spec)
+    if reason is not None:
+        job.tell({"type": "status", "phase": "fresh", "reason": reason})
+        fresh.replace_process(channel.fileno(), spec)
     job.run(spec)
 
 
@@ -89,11 +104,13 @@ class Job:
         self._clock = importclock.ImportClock()
         self._error: BaseException | None = None
         self._told: dict[str, Any] | None = None
+        self._exit_code = 0
+        self._command: tuple[int, dict[str, Any] | None] | None = None
         sys.stdin = sys.__stdin__ = standard_input()  # type: ignore[misc]
         sys.stdout = sys.__stdout__ = TextStream(self._outlet, 1, "<stdout>")  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = TextStream(self._outlet, 2, "<stderr>")  # type: ignore[misc]
         builtins.input = _refuse_input
-        getpass.getpass = getpass.unix_getpass = _refuse_input  # type: ignore[assignment]
+        getpass.getpass = _refuse_input
         sys.breakpointhook = _refuse_input
         faulthandler.enable()
         shell.connect(self._outlet)
@@ -105,6 +122,7 @@ class Job:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         found: list[dict[str, Any]] = []
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
             surroundings.enter(spec)
             call = inputs.bind(spec["inputs"], spec["paths"]["blobs"], self._shell.namespace)
             self._clock.start()
@@ -114,33 +132,62 @@ class Job:
             if self._error is None:
                 found = self._collect(value)
         except BaseException as error:  # noqa: BLE001 - the interrupt may come anywhere
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             self._fail(error)
         self._end(found)
 
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send the agent something whose place among the output does not matter."""
+        self._outlet.send_unordered(message)
+
     def _started(self) -> None:
-        self._outlet.send_unordered({"type": "status", "phase": "started", "time": time.time()})
+        self.tell({"type": "status", "phase": "started", "time": time.time()})
 
     def _run_kind(self, call: Any) -> Any:
         spec = self._spec
-        if spec["kind"] == "cell":
+        if spec["kind"] == "command":
+            self._started()
+            self._command = commands.run(spec["argv"], spec["shell"])
+            return plain.NOTHING
+        if spec["kind"] == "call":
+            function, args, kwargs = call
+            result = self._shell.run_call(function, args, kwargs, self._started)
+        else:
             result = self._shell.run_cell(
-                spec["code"], spec.get("filename") or "<cell>", spec["line_offset"], self._started
+                spec["code"],
+                spec.get("filename") or "<cell>",
+                spec.get("line_offset") or 0,
+                self._started,
             )
-            if result.error is not None:
-                self._fail(result.error, result.traceback)
-            return result.value
-        raise ValueError(f"unknown kind of job: {spec['kind']!r}")
+        if result.error is not None:
+            self._fail(result.error, result.traceback)
+        return result.value
 
     def _collect(self, value: Any) -> list[dict[str, Any]]:
         spec = self._spec
         collector = results.Collector(spec["paths"]["results"], spec["inline_result_bytes"])
-        return collector.collect(spec["outputs"], self._shell.namespace)
+        names = list(spec["outputs"])
+        found = []
+        if spec["kind"] == "call":
+            found.append(collector.encode("return", value))
+        elif "_" in names:
+            names.remove("_")
+            if value is not plain.NOTHING:
+                found += collector.small("_", value)
+        found += collector.collect(names, self._shell.namespace)
+        for name in collector.moved:
+            self._note(f"{name}: tensors of an accelerator come back as CPU tensors")
+        return found
+
+    def _note(self, text: str) -> None:
+        self._outlet.send({"type": "note", "level": "info", "text": text})
 
     def _fail(self, error: BaseException, lines: list[str] | None = None) -> None:
         if self._error is not None:
             return
         self._error = error
-        if errors.exit_code_of(error) == 0:
+        self._exit_code = errors.exit_code_of(error)
+        if self._exit_code == 0:
             return
         lines = lines if lines is not None else self._shell.format_error(error)
         self._told = errors.describe(error, lines)
@@ -149,7 +196,9 @@ class Job:
     def _end(self, found: list[dict[str, Any]]) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._clock.stop()
-        exit_code = errors.exit_code_of(self._error)
+        if self._error is None and self._command is not None:
+            self._exit_code, self._told = self._command
+        exit_code = self._exit_code
         self._error = None
         atexit._run_exitfuncs()
         self._release()

@@ -49,7 +49,7 @@ def _remember_classes() -> None:
 
 
 def dump(value: Any, file: _Writable) -> bool:
-    """Pickle ``value`` into ``file``; return whether an accelerator's tensors became CPU tensors."""
+    """Pickle ``value`` into ``file``; return whether accelerator tensors became CPU tensors."""
     pickler = _pickler_class()(file, protocol=PROTOCOL)
     pickler.dump(value)
     return bool(pickler.moved)
@@ -69,7 +69,7 @@ def _pickler_class() -> Any:
     except ImportError:
         Base = pickle.Pickler  # noqa: N806 - it is a class
 
-    class Pickler(Base):  # type: ignore[misc, valid-type]
+    class Pickler(Base):  # type: ignore[misc]
         def __init__(self, file: Any, protocol: int) -> None:
             super().__init__(file, protocol)
             self.moved = False
@@ -124,8 +124,8 @@ def _reduce_exception(error: BaseException) -> tuple[Any, ...] | None:
     if error.__cause__ is not None and _can_pickle(error.__cause__):
         state["__cause__"] = error.__cause__
     if not {"__init__", "__new__"} & _python_members(kind):
-        function, arguments, *_ = error.__reduce__()  # type: ignore[misc]
-        return function, arguments, state or None
+        reduced: Any = error.__reduce__()
+        return reduced[0], reduced[1], state or None
     state["args"] = error.args
     if isinstance(error, OSError):
         state.update(

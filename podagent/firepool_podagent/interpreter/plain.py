@@ -52,8 +52,39 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(main())
 
 
+def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``function``; run what it returns to its end if that is awaitable."""
+    value = function(*args, **kwargs)
+    if inspect.isawaitable(value):
+
+        async def wait() -> Any:
+            return await value
+
+        return run_coroutine(wait())
+    return value
+
+
+WARM_UP = ("pass", "await __import__('asyncio').sleep(0)", "def f():\n    1 / 0\nf()")
+
+
+def forget_warm_up(namespace: dict[str, Any]) -> None:
+    """Remove what the warm-up cells left."""
+    namespace.pop("f", None)
+    linecache.cache.pop("<warm-up>", None)
+
+
+def _nothing() -> None:
+    """Nobody waits for a warm-up's first instruction."""
+
+
 def _ignore(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
     """Say nothing about tasks that are ended with their loop."""
+
+
+def remember_sources(sources: dict[str, str]) -> None:
+    """Make the sources of the notebook's own functions known, by the file names in their code."""
+    for filename, text in sources.items():
+        remember_source(filename, text)
 
 
 def remember_source(filename: str, source: str) -> None:
@@ -74,6 +105,12 @@ class PlainShell:
     def namespace(self) -> dict[str, Any]:
         """The names of the cell, ``__main__``'s own."""
         return self.module.__dict__
+
+    def warm_up(self) -> None:
+        """Load everything that running a cell needs, leaving no trace in the namespace."""
+        for code in WARM_UP:
+            self.run_cell(code, "<warm-up>", 0, _nothing)
+        forget_warm_up(self.namespace)
 
     def connect(self, outlet: Outlet) -> None:
         """Send displays to ``outlet``."""
@@ -102,12 +139,26 @@ class PlainShell:
             result.traceback = self.format_error(error)
         return result
 
+    def run_call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        started: Callable[[], None],
+    ) -> CellResult:
+        """Call a function, awaiting what it returns if it is awaitable."""
+        result = CellResult()
+        started()
+        try:
+            result.value = call(function, args, kwargs)
+        except BaseException as error:  # noqa: BLE001 - whatever user code raises is its result
+            result.error = error
+            result.traceback = self.format_error(error)
+        return result
+
     def format_error(self, error: BaseException) -> list[str]:
         """Return the lines of a traceback without the frames of our own machinery."""
         return format_traceback(error)
-
-    def finish(self) -> None:
-        """Nothing is pending at a cell's end."""
 
     def _execute(self, code: types.CodeType) -> Any:
         value = eval(code, self.namespace)
@@ -116,13 +167,10 @@ class PlainShell:
         return value
 
     def _show(self, value: Any) -> None:
-        message = {
-            "type": "execute_result",
-            "data": {"text/plain": repr(value)},
-            "metadata": {},
-        }
+        text = repr(value)
+        message = {"type": "execute_result", "data": {"text/plain": text}, "metadata": {}}
         if self._outlet is None or not self._outlet.send(message):
-            print(message["data"]["text/plain"])
+            print(text)
 
 
 def _compile(source: str, filename: str) -> tuple[types.CodeType, types.CodeType | None]:

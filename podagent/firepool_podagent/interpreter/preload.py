@@ -146,9 +146,10 @@ class Preloader:
             raise TaintedError(name, f"with it the template has {resident} of {memory_mib} MiB")
         for added in set(sys.modules) - before:
             location = origin(sys.modules[added])
-            if location is not None and os.path.isabs(location):
-                if not location.startswith(self._folders):
-                    raise TaintedError(name, f"importing it loads project code: {location}")
+            if location is None or not os.path.isabs(location):
+                continue
+            if not location.startswith(self._folders):
+                raise TaintedError(name, f"importing it loads project code: {location}")
 
 
 def _alarm(_signal: int, _frame: FrameType | None) -> None:

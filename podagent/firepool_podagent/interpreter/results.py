@@ -57,6 +57,11 @@ class Collector:
             for name in names
         ]
 
+    def small(self, name: str, value: Any) -> list[dict[str, Any]]:
+        """Return a value that nobody asked for by name: only if it is small and can travel."""
+        result = self.encode(name, value)
+        return [result] if result["data"] is not None else []
+
     def encode(self, name: str, value: Any) -> dict[str, Any]:
         """Return one value as a result; a value that cannot travel gives a result with an error."""
         kind = type_name(value)
@@ -126,11 +131,11 @@ def _is_plain(value: Any, budget: list[int], depth: int) -> bool:
     if value is None or kind is bool:
         return True
     if kind is int:
-        return -(2**63) <= value < 2**63
+        return bool(-(2**63) <= value < 2**63)
     if kind is float:
         return math.isfinite(value)
     if kind is str:
-        return value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)
+        return bool(value.isascii()) or not any("\ud800" <= each <= "\udfff" for each in value)
     if kind is list:
         return all(_is_plain(each, budget, depth + 1) for each in value)
     if kind is dict:
@@ -148,7 +153,7 @@ def _is_plain_array(value: Any) -> bool:
     if numpy is None or type(value) is not getattr(numpy, "ndarray", None):
         return False
     dtype = value.dtype
-    return dtype.kind in _NPY_KINDS and dtype.fields is None and dtype.metadata is None
+    return bool(dtype.kind in _NPY_KINDS and dtype.fields is None and dtype.metadata is None)
 
 
 class _Sink(io.RawIOBase):

@@ -22,6 +22,9 @@ class Shell(Protocol):
     def namespace(self) -> dict[str, Any]:
         """The names of the cell, ``__main__``'s own."""
 
+    def warm_up(self) -> None:
+        """Load everything that running a cell needs, leaving no trace in the namespace."""
+
     def connect(self, outlet: Outlet) -> None:
         """Send displays to ``outlet``."""
 
@@ -30,12 +33,21 @@ class Shell(Protocol):
     ) -> CellResult:
         """Run one cell, calling ``started`` right before its first instruction."""
 
+    def run_call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        started: Callable[[], None],
+    ) -> CellResult:
+        """Call a function, awaiting what it returns if it is awaitable."""
+
     def format_error(self, error: BaseException) -> list[str]:
         """Return the lines of a traceback without the frames of our own machinery."""
 
 
 def make_shell() -> tuple[Shell, str | None]:
-    """Return the best shell that this environment has, and why it is not IPython if it is broken."""
+    """Return the best shell that this environment has, and why not IPython if it is broken."""
     try:
         import IPython  # noqa: F401
     except ImportError:

@@ -31,7 +31,7 @@ def private_fd(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
 
 
-def write_all(fd: int, data: bytes | memoryview) -> None:
+def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
     """Write everything, also to a pipe that somebody switched to non-blocking."""
     view = memoryview(data)
     while view:
@@ -159,13 +159,13 @@ class TextStream(io.TextIOWrapper):
     def __init__(self, outlet: Outlet, fd: int, name: str) -> None:
         # Text that UTF-8 cannot carry (a lone surrogate) is shown escaped: print() never fails.
         super().__init__(
-            _Pipe(outlet, fd, name),  # type: ignore[arg-type]
+            _Pipe(outlet, fd, name),
             encoding="utf-8",
             errors="backslashreplace",
             newline="\n",
             write_through=True,
         )
-        self.mode = "w"
+        self.mode = "w"  # type: ignore[misc]  # set as Python itself does for sys.stdout
 
 
 def standard_input() -> io.TextIOWrapper:

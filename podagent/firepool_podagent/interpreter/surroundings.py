@@ -6,7 +6,8 @@ here, between the start frame and the first instruction of user code.
 
 from __future__ import annotations
 
-import importlib
+import functools
+import importlib.util
 import locale
 import os
 import random
@@ -23,12 +24,20 @@ _OOM_SCORE = 800
 _INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
 
 
+def prepare_template() -> None:
+    """Find out what holds for every job of this environment; runs in the template."""
+    _can_plot_inline()
+    threadpools.discover()
+    importlib.invalidate_caches()  # imports importlib.metadata, which takes as long as a cell
+
+
 def prepare_parked() -> None:
     """Do what does not depend on the attempt; runs before the job parks."""
     for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing to interrupt yet
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # An interrupt that comes with the start frame waits until the job can take it.
+    signal.pthread_sigmask(signal.SIG_SETMASK, (signal.SIGINT,))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # When memory runs out it is the job that goes, never the agent.
     try:
         with open("/proc/self/oom_score_adj", "w") as score:
@@ -62,6 +71,8 @@ def set_environment(variables: dict[str, str]) -> None:
     for name, value in variables.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    sys.pycache_prefix = os.environ.get("PYTHONPYCACHEPREFIX") or None
     time.tzset()
     try:
         locale.setlocale(locale.LC_CTYPE, "")
@@ -73,15 +84,15 @@ def set_environment(variables: dict[str, str]) -> None:
 def _set_plot_backend() -> None:
     backend = os.environ.get("MPLBACKEND")
     if backend in (None, "", "inline", _INLINE_BACKEND):
-        inline = "IPython" in sys.modules and _importable("matplotlib_inline")
-        backend = _INLINE_BACKEND if inline else "agg"
+        backend = _INLINE_BACKEND if _can_plot_inline() else "agg"
         os.environ["MPLBACKEND"] = backend
     if "matplotlib" in sys.modules:  # preloaded: it read the template's environment
         sys.modules["matplotlib"].rcParams["backend"] = backend
 
 
-def _importable(name: str) -> bool:
-    return name in sys.modules or importlib.util.find_spec(name) is not None
+@functools.cache
+def _can_plot_inline() -> bool:
+    return "IPython" in sys.modules and importlib.util.find_spec("matplotlib_inline") is not None
 
 
 def import_path(spec: dict[str, Any]) -> list[str]:

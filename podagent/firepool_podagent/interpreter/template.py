@@ -22,7 +22,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from firepool_podagent.interpreter import preload, process
+from firepool_podagent.interpreter import preload, process, surroundings
 
 _PACKET_BYTES = 1 << 20
 _FORK_DESCRIPTORS = 4
@@ -47,10 +47,10 @@ class Template:
         """Announce readiness and answer requests until end of file."""
         # Imported before the first fork, so that supervisor and job find everything in place.
         from firepool_podagent import supervisor  # noqa: F401
-        from firepool_podagent.interpreter import job, shell
+        from firepool_podagent.interpreter import job, shell  # noqa: F401
 
         self._shell, reason = shell.make_shell()
-        job.prepare()
+        self._shell.warm_up()
         if reason is not None:
             self._preload.dropped["IPython"] = reason
         self._settle()
@@ -110,6 +110,7 @@ class Template:
     def _settle(self) -> None:
         # What is here now lives as long as the process: jobs never scan it again, and the pages
         # stay shared between them.
+        surroundings.prepare_template()
         gc.collect()
         gc.freeze()
 

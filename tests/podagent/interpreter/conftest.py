@@ -9,7 +9,6 @@ import json
 import os
 import pickle
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -23,11 +22,14 @@ from typing import Any
 
 import cloudpickle
 import pytest
-
 from firepool_podagent.interpreter import template_command
 from firepool_podagent.interpreter.frames import Channel, ChannelClosedError
 
 PATIENCE_SECONDS = 60.0
+
+
+def job_environment() -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8"}
 
 
 class PacketSocket:
@@ -140,7 +142,7 @@ class Job:
             "environment": None,
             "cwd": str(self.folder / "cwd"),
             "session_dir": str(self.folder / "cwd"),
-            "env": {"PATH": os.environ["PATH"], "HOME": str(self.folder), "LANG": "C.UTF-8"},
+            "env": job_environment(),
             "protected_env": {"FIREPOOL_JOB": "job"},
             "inputs": [],
             "outputs": [],
@@ -306,6 +308,10 @@ class Template:
     def run(self, code: str | None = None, **changes: Any) -> Finished:
         return self.park().run(code, **changes)
 
+    def park_env(self) -> dict[str, str]:
+        """The environment that a job has when the test says nothing else."""
+        return job_environment()
+
     def log(self) -> str:
         return (self.folder / "template.log").read_text()
 
@@ -322,14 +328,10 @@ class Template:
 
 
 def _with_control(command: list[str], fd: int) -> list[str]:
-    # The agent hands its socket over as fd 3; exec by a shell puts it there.
-    return [
-        "/bin/sh",
-        "-c",
-        f'exec 3<&{fd} {fd}<&-; exec "$@"' if fd != 3 else 'exec "$@"',
-        "sh",
-        *command,
-    ]
+    # The agent hands its socket over as fd 3; here a shell puts it there before it becomes the
+    # template (dash would not do: it knows descriptors of one digit only).
+    move = f"exec 3<&{fd} {fd}<&-; " if fd != 3 else ""
+    return ["bash", "-c", f'{move}exec "$@"', "bash", *command]
 
 
 def value_input(name: str, value: Any) -> dict[str, Any]:
