@@ -55,9 +55,12 @@ export class FirepoolApi {
     await this._json('POST', `v1/sessions/${tag}/release`, {});
   }
 
-  /** Changes of jobs, pods, pools and sessions, as they happen. */
-  events(signal: AbortSignal): AsyncGenerator<IServerEvent> {
-    return this._stream('v1/events', signal);
+  /** Changes of jobs, pods, pools and sessions, as they happen; none is missed after `onOpen`. */
+  events(
+    signal: AbortSignal,
+    onOpen: () => void
+  ): AsyncGenerator<IServerEvent> {
+    return this._stream('v1/events', signal, onOpen);
   }
 
   /** A job's output from the message with the given number on. */
@@ -72,10 +75,13 @@ export class FirepoolApi {
 
   private async *_stream(
     path: string,
-    signal: AbortSignal
+    signal: AbortSignal,
+    onOpen?: () => void
   ): AsyncGenerator<IServerEvent> {
     const headers = { Accept: 'text/event-stream' };
-    yield* serverEvents(await this._send(path, { signal, headers }));
+    const response = await this._send(path, { signal, headers });
+    onOpen?.();
+    yield* serverEvents(response);
   }
 
   private async _json<T = unknown>(

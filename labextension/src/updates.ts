@@ -74,17 +74,23 @@ export class Updates implements IDisposable {
     }
   }
 
-  /** Follow the events; tells whether any came before they ended. */
+  /** Follow the events; tells whether the stream was there at all. */
   private async _follow(signal: AbortSignal): Promise<boolean> {
     let timer: number | null = null;
-    let seen = false;
+    let open = false;
+    const refreshSoon = () => {
+      timer ??= window.setTimeout(() => {
+        timer = null;
+        void this._model.refresh();
+      }, GATHER_MS);
+    };
+    const onOpen = () => {
+      open = true;
+      refreshSoon(); // what changed before the stream was there
+    };
     try {
-      for await (const _ of this._model.api.events(signal)) {
-        seen = true;
-        timer ??= window.setTimeout(() => {
-          timer = null;
-          void this._model.refresh();
-        }, GATHER_MS);
+      for await (const _ of this._model.api.events(signal, onOpen)) {
+        refreshSoon();
       }
     } catch {
       // The stream broke off or was left; the next round's refresh finds out why
@@ -92,7 +98,7 @@ export class Updates implements IDisposable {
     if (timer !== null) {
       window.clearTimeout(timer);
     }
-    return seen;
+    return open;
   }
 
   private _disposed = false;

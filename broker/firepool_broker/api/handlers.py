@@ -203,13 +203,26 @@ class Handler(web.RequestHandler):
         self.set_header("Cache-Control", "no-cache")
         self.set_header("X-Accel-Buffering", "no")  # proxies would hold small events back
 
-    async def send_events(self, events: AsyncIterator[types.StreamEvent]) -> None:
-        """Send events until they end or the reader goes; an error before the first is raised."""
+    async def send_events(
+        self, events: AsyncIterator[types.StreamEvent], *, at_once: bool = False
+    ) -> None:
+        """Send events until they end or the reader goes; an error before the first is raised.
+
+        Parameters
+        ----------
+        events
+            What to send.
+        at_once
+            Begin the answer before there is any event, for a stream that may be silent for long.
+        """
         stream = self._stream = _EventStream(events)
         try:
-            if not await stream.first():
+            if not at_once and not await stream.first():
                 return
             self.begin_events()
+            if at_once:
+                await asyncio.sleep(0)  # the source listens before the reader may act on it
+                await self.flush()
             async for piece in stream.pieces(self.parts.heartbeat_seconds):
                 self.write(piece)
                 await self.flush()

@@ -63,17 +63,11 @@ export class Replay {
         });
         break;
       case 'note':
-        this._add({
-          output_type: 'stream',
-          name: 'stderr',
-          text: `${message.text ?? ''}\n`
-        });
-        break;
       case 'divider':
         this._add({
-          output_type: 'stream',
-          name: 'stdout',
-          text: `──── ${message.text ?? ''} ────\n`
+          output_type: 'display_data',
+          data: noteBundle(message.text ?? '', message.level === 'warning'),
+          metadata: {}
         });
         break;
       case 'display_data':
@@ -135,4 +129,13 @@ export class Replay {
   }
 
   private readonly _displays = new Map<string, number[]>();
+}
+
+/** A line of Firepool's own, as the magic shows it. */
+function noteBundle(text: string, warning: boolean): nbformat.IMimeBundle {
+  const line = document.createElement('div');
+  line.textContent = text;
+  line.style.color = warning ? 'var(--jp-warn-color0, #b45309)' : '#6b7280';
+  line.style.fontSize = '90%';
+  return { 'text/plain': text, 'text/html': line.outerHTML };
 }

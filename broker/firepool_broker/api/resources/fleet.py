@@ -57,4 +57,4 @@ class Events(Handler):
 
     async def get(self) -> None:
         """Follow what changes."""
-        await self.send_events(self.parts.service.events(self.identity))
+        await self.send_events(self.parts.service.events(self.identity), at_once=True)
