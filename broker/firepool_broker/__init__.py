@@ -1,1 +1,3 @@
 """Firepool-nb."""
+
+__version__ = "0.1.0"

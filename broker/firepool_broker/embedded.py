@@ -128,6 +128,14 @@ def find(paths: Paths | None = None) -> Connection | None:
     return connection if connection is not None and connection.is_alive() else None
 
 
+def short_socket_path(path: str) -> str:
+    """Name a socket that stands in for one whose path is too long for the system."""
+    import hashlib
+
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+    return os.path.join(_temporary_base(), f"{digest}.sock")
+
+
 def read_connection(path: str) -> Connection | None:
     """Read a connection file; None when there is none of ours or it cannot be understood."""
     try:

@@ -22,16 +22,19 @@ import contextlib
 import json
 import logging
 import os
-import signal
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from firepool_podagent.wire import INTERPRETER_FLAGS
-
 from firepool_broker import processes
+from firepool_broker.backends.agents import (
+    agent_command,
+    describe_exit,
+    marked_processes,
+    supervisors,
+    template_revision,
+)
 from firepool_broker.backends.base import (
     Annotations,
     BackendUnavailable,
@@ -54,7 +57,6 @@ _SOCKET_PATH_LIMIT = 100  # of the system's 108 bytes, the rest being room for i
 _LOG_TAIL_BYTES = 2000
 _FALLBACK_POLL_SECONDS = 0.02
 _DEATH_TIMEOUT_SECONDS = 10.0
-_MARKER = "firepool-pod="
 
 
 @dataclass(slots=True)
@@ -106,7 +108,7 @@ class LocalBackend:
         start_timeout_seconds: float = 30.0,
     ) -> None:
         self.directory = directory
-        self.revision = _revision(isolation)
+        self.revision = template_revision(isolation)
         self._runtime_dir = runtime_dir
         self._key_of = key_of
         self._isolation = isolation
@@ -219,6 +221,10 @@ class LocalBackend:
         pod = self._pods[name]
         return PodAddress(uid=pod.uid, key=self._key_of(pod.uid), unix=pod.socket)
 
+    def agent(self, name: str) -> tuple[int, int] | None:
+        """Return pid and start time of the pod's agent; None while it does not serve."""
+        return self._pods[name].agent
+
     def folder(self, name: str) -> str:
         """Name the pod's own folder."""
         return self._pods[name].directory
@@ -226,9 +232,7 @@ class LocalBackend:
     # -- starting --------------------------------------------------------------------------
 
     def _command(self, pod: _Pod) -> list[str]:
-        """Build the agent's command line; the folder in it is how an orphan is recognised."""
-        marker = ["-X", _MARKER + pod.directory]
-        return [sys.executable, *INTERPRETER_FLAGS, *marker, _agent_path(), "--config-fd", "3"]
+        return agent_command(pod.directory)
 
     def _configuration(self, pod: _Pod, spec: PodSpec) -> dict[str, Any]:
         return {
@@ -301,7 +305,7 @@ class LocalBackend:
                     exited = None
                     # one that ended well has handed over to the process it forked
                     if pod.exit_status != 0 and not self._read_agent(pod):
-                        reason = f"its agent {_describe(pod.exit_status)} before it served"
+                        reason = f"its agent {describe_exit(pod.exit_status)} before it served"
                         break
                     continue
                 left = deadline - loop.time()
@@ -384,7 +388,7 @@ class LocalBackend:
     async def _bury(self, pod: _Pod) -> None:
         """Make sure that all of a pod that died by itself is gone, say so, and clean up."""
         assert pod.agent is not None
-        reason = f"its agent (pid {pod.agent[0]}) {_describe(pod.exit_status)}"
+        reason = f"its agent (pid {pod.agent[0]}) {describe_exit(pod.exit_status)}"
         reason += self._last_words(pod)
         try:
             await self.delete(pod.name)
@@ -430,7 +434,7 @@ class LocalBackend:
         deadline = now() + _DEATH_TIMEOUT_SECONDS
         for target in targets:
             await self._wait_gone(pod, target, deadline)
-        for target in _supervisors(pod.directory):
+        for target in supervisors(pod.directory):
             # they kill their trees when their agent's end closes; only then is the pod gone
             await self._wait_gone(pod, target, deadline)
         self._reap(pod)
@@ -488,7 +492,7 @@ class LocalBackend:
         elif pod.launched is not None and processes.is_alive(*pod.launched):
             self._await_serving(pod)
         else:
-            found = [pid for pid, folder in _marked_processes() if folder == directory]
+            found = [pid for pid, folder in marked_processes() if folder == directory]
             if not found:
                 await self.delete(name)
                 return
@@ -497,7 +501,7 @@ class LocalBackend:
 
     def _sweep_orphans(self) -> None:
         """Kill agents whose folder is gone: nothing can ever reach them again."""
-        for pid, folder in _marked_processes():
+        for pid, folder in marked_processes():
             mine = os.path.dirname(folder) == self.directory
             if mine and os.path.basename(folder) not in self._pods and not os.path.exists(folder):
                 started = processes.start_time(pid)
@@ -548,65 +552,8 @@ class LocalBackend:
         task.add_done_callback(self._background.discard)
 
 
-def _describe(exit_status: int | None) -> str:
-    if exit_status is None:
-        return "is gone"
-    if exit_status < 0:
-        try:
-            return f"was killed by {signal.Signals(-exit_status).name}"
-        except ValueError:
-            return f"was killed by signal {-exit_status}"
-    return f"exited with {exit_status}"
-
-
-def _supervisors(directory: str) -> list[tuple[int, int]]:
-    """Read which supervisors the agent had: they outlive it by the time they need to kill."""
-    document: Mapping[str, Any] = read_json(os.path.join(directory, "supervisors.json")) or {}
-    return [(int(pid), int(started)) for pid, started in document.items()]
-
-
-def _marked_processes() -> list[tuple[int, str]]:
-    """Find agents by their command line, which names their folder."""
-    found = []
-    try:
-        entries = [name for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-    for entry in entries:
-        try:
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-        except OSError:
-            continue
-        marked = [word for word in words[1:6] if word.startswith(_MARKER.encode())]
-        found += [(int(entry), os.fsdecode(word[len(_MARKER) :])) for word in marked]
-    return found
-
-
 def _unlink(path: str) -> None:
     try:
         os.unlink(path)
     except FileNotFoundError:
         return
-
-
-def _agent_path() -> str:
-    import importlib.util
-
-    spec = importlib.util.find_spec("firepool_podagent")
-    if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError("firepool_podagent is not installed beside firepool_broker")
-    return str(next(iter(spec.submodule_search_locations)))
-
-
-def _revision(isolation: str) -> str:
-    """Name the template of new pods: another agent or interpreter makes old pods stale."""
-    import hashlib
-
-    digest = hashlib.sha256(f"{sys.executable}\n{sys.version}\n{isolation}\n".encode())
-    for folder, folders, files in os.walk(_agent_path()):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
-        for name in sorted(files):
-            status = os.stat(os.path.join(folder, name))
-            digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:16]

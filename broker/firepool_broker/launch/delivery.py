@@ -47,8 +47,8 @@ class Delivery:
         Returns where a caller's job or session runs: by caller, tag (or None) and job id.
     settings
         What holds for every attempt, by pool.
-    blobs, packages
-        What was uploaded.
+    blobs
+        What was uploaded, packages included.
     """
 
     def __init__(
@@ -57,12 +57,11 @@ class Delivery:
         setting: Callable[[str, str | None, str], Setting],
         settings: Mapping[str, LaunchSettings],
         blobs: BlobStore,
-        packages: BlobStore,
     ) -> None:
         self._job = job
         self._setting = setting
         self._settings = settings
-        self._stores = {"blobs": blobs, "packages": packages}
+        self._blobs = blobs
 
     async def specification(self, job_id: str, attempt: int) -> dict[str, Any]:
         """Build the document that starts an attempt.
@@ -74,7 +73,7 @@ class Delivery:
         """
         caller, pool, tag, request = self._job(job_id)
         for kind, digest in references(request):
-            if self._stores[kind].path(digest) is None:
+            if self._blobs.path(digest) is None:
                 what = "package" if kind == "packages" else "input"
                 raise Undeliverable(
                     "PackageInvalid" if kind == "packages" else "LaunchFailed",
@@ -90,7 +89,7 @@ class Delivery:
             return
         transfers = []
         for kind, digest in wanted:
-            path = self._stores[kind].path(digest)
+            path = self._blobs.path(digest)
             if path is not None:
                 transfers.append(client.deliver(kind, digest, str(path)))
         await asyncio.gather(*transfers)

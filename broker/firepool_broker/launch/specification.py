@@ -19,7 +19,6 @@ from firepool_broker.api.types import Environment, JobRequest, SessionRequest
 
 __all__ = ["LaunchSettings", "Setting", "attempt_spec", "prepare_request", "references"]
 
-_INLINE_RESULT_BYTES = 65536
 _FALLBACK_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -39,6 +38,10 @@ class LaunchSettings:
         Modules that spares import ahead.
     output_limit_bytes
         Output kept of a job.
+    inline_result_bytes
+        Results up to this size stand in the outcome.
+    timeout_seconds
+        Timeout of a job that names none.
     terminate_grace_seconds
         Between asking a job to end and killing it.
     """
@@ -48,6 +51,8 @@ class LaunchSettings:
     memory_mib: int | None = None
     preload: tuple[str, ...] = ()
     output_limit_bytes: int = 64 * 1024 * 1024
+    inline_result_bytes: int = 64 * 1024
+    timeout_seconds: float | None = None
     terminate_grace_seconds: float = 10.0
 
 
@@ -102,12 +107,12 @@ def attempt_spec(
         "requirements_options": overlays,
         "inputs": [msgspec.to_builtins(item) for item in request.inputs],
         "outputs": request.outputs,
-        "timeout_seconds": request.timeout_seconds,
+        "timeout_seconds": request.timeout_seconds or settings.timeout_seconds,
         "terminate_grace_seconds": settings.terminate_grace_seconds,
         "memory_mib": settings.memory_mib,
         "preload": list(settings.preload),
         "output_limit_bytes": settings.output_limit_bytes,
-        "inline_result_bytes": _INLINE_RESULT_BYTES,
+        "inline_result_bytes": settings.inline_result_bytes,
     }
 
 

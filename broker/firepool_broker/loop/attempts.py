@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from firepool_broker.core import events
-from firepool_broker.core.instructions import Launch, SignalAttempt
+from firepool_broker.core.instructions import FinishJob, Launch, SignalAttempt
 from firepool_broker.launch.agent_client import (
     AgentClient,
     AgentLied,
@@ -25,6 +25,8 @@ from firepool_broker.launch.agent_client import (
 )
 from firepool_broker.launch.delivery import Delivery, Undeliverable
 from firepool_broker.loop.fleet import Fleet
+from firepool_broker.loop.livejobs import LiveJob
+from firepool_broker.metrics import Metrics
 from firepool_broker.store.blobs import BlobStore
 from firepool_broker.store.errors import OutputGap, StoreError
 from firepool_broker.store.outputs import OutputStore
@@ -79,6 +81,8 @@ class Attempts:
         Puts an attempt's documents and files together.
     on_deposed
         Called when an agent has seen a newer leader.
+    metrics
+        Counts resets.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Attempts:
         post: Callable[[events.Event], None],
         delivery: Delivery,
         on_deposed: Callable[[str], None],
+        metrics: Metrics,
     ) -> None:
         self._fleet = fleet
         self._outputs = outputs
@@ -96,6 +101,7 @@ class Attempts:
         self._post = post
         self._delivery = delivery
         self._on_deposed = on_deposed
+        self._metrics = metrics
         self._by_pod: dict[str, _Attempt] = {}
         self._signals: set[asyncio.Task[None]] = set()
         fleet.before_gone(self._read_on)
@@ -115,9 +121,7 @@ class Attempts:
 
     def signal(self, instruction: SignalAttempt) -> None:
         """Signal an attempt, once it has been handed over."""
-        task = asyncio.create_task(self._signal(instruction))
-        self._signals.add(task)
-        task.add_done_callback(self._signals.discard)
+        self._track(self._signal(instruction))
 
     async def stop(self) -> None:
         """Stop following and leave the attempts as they are."""
@@ -245,6 +249,7 @@ class Attempts:
             elif message.get("type") == "reset":
                 reason = message.get("reason")
                 clean = message.get("clean") is True
+                self._metrics.reset(float(message.get("seconds") or 0.0), clean=clean)
                 self._post(events.ResetFinished(attempt.pod, clean, reason))
                 return True
         return False
@@ -280,9 +285,7 @@ class Attempts:
         client = self._client(attempt)
         if client is not None and not attempt.appends and following > attempt.acknowledged:
             attempt.acknowledged = following
-            task = asyncio.create_task(_acknowledge(client, attempt.id, following))
-            self._signals.add(task)
-            task.add_done_callback(self._signals.discard)
+            self._track(_acknowledge(client, attempt.id, following))
 
     def _started(self, attempt: _Attempt, message: Mapping[str, Any]) -> None:
         moment = message.get("time", message.get("t"))
@@ -339,14 +342,14 @@ class Attempts:
             )
         )
 
-    async def acknowledge_outcome(self, job_id: str, number: int, pod: str) -> None:
+    def settled(self, live: LiveJob, instruction: FinishJob) -> None:
         """Tell the agent that an attempt is settled, so that it may forget it."""
-        try:
-            client = self._fleet.client(pod)
-        except KeyError:
+        if instruction.outcome is None or not live.pods or self._fleet.is_leaving(live.pods[0]):
             return
-        following = self._outputs.position(job_id, number)
-        await _acknowledge(client, f"{job_id}:{number}", following)
+        attempt_id = f"{live.row.id}:{live.row.attempt}"
+        following = instruction.outcome.get("next")
+        client = self._fleet.client(live.pods[0])
+        self._track(_acknowledge(client, attempt_id, int(str(following or 0))))
 
     async def _signal(self, instruction: SignalAttempt) -> None:
         name = instruction.pods[0][0]
@@ -393,6 +396,11 @@ class Attempts:
         if not task.cancelled() and task.exception() is not None:
             log.error("following %s failed", attempt.id, exc_info=task.exception())
             self._fleet.condemn(attempt.pod, f"{attempt.id} cannot be followed")
+
+    def _track(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._signals.add(task)
+        task.add_done_callback(self._signals.discard)
 
     def _client(self, attempt: _Attempt) -> AgentClient | None:
         if self._fleet.is_leaving(attempt.pod):

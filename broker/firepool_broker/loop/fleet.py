@@ -29,6 +29,7 @@ from firepool_broker.launch.agent_client import (
     AgentRefused,
     AgentUnreachable,
 )
+from firepool_broker.metrics import Metrics
 
 __all__ = ["Fleet", "PodShape"]
 
@@ -79,6 +80,8 @@ class Fleet:
         Epoch of this broker's leadership.
     prepare_request
         Builds what an agent is told to prepare, from a pool, a caller and a tag.
+    metrics
+        Counts retirements.
     """
 
     def __init__(
@@ -88,12 +91,14 @@ class Fleet:
         shapes: Mapping[str, PodShape],
         epoch: int,
         prepare_request: PrepareRequest,
+        metrics: Metrics,
     ) -> None:
         self.backend = backend
         self._post = post
         self._shapes = shapes
         self._epoch = epoch
         self._prepare_request = prepare_request
+        self._metrics = metrics
         self._clients: dict[str, AgentClient] = {}
         self._pools: dict[str, str] = {}
         self._retiring: set[str] = set()
@@ -177,6 +182,7 @@ class Fleet:
         """Remove a pod; asked again while it is being removed, go on."""
         if instruction.name not in self._retiring:
             self._retiring.add(instruction.name)
+            self._metrics.retired(instruction.reason)
             self._spawn(self._retire(instruction.name, instruction.reason))
 
     def annotate(self, instruction: AnnotatePod) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import msgspec
 
@@ -28,17 +28,10 @@ class _Watcher:
 
 
 class Hub:
-    """Passes changes on to whoever watches.
+    """Passes changes on to whoever watches."""
 
-    Parameters
-    ----------
-    on_watch
-        Called when the number of watchers changes.
-    """
-
-    def __init__(self, on_watch: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         self._watchers: set[_Watcher] = set()
-        self._on_watch = on_watch
         self._closed = False
 
     @property
@@ -58,7 +51,6 @@ class Hub:
         """Yield changes as they happen, until the hub is closed."""
         watcher = _Watcher()
         self._watchers.add(watcher)
-        self._on_watch()
         try:
             while not self._closed:
                 await watcher.signal.wait()
@@ -69,7 +61,6 @@ class Hub:
                         yield event
         finally:
             self._watchers.discard(watcher)
-            self._on_watch()
 
     def close(self) -> None:
         """End every watch."""

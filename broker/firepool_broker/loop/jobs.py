@@ -27,6 +27,7 @@ from firepool_broker.core.jobs import JobState
 from firepool_broker.loop.hub import Hub
 from firepool_broker.loop.livejobs import LiveJob, LiveJobs
 from firepool_broker.loop.views import finish_change, job_view, status_event, waiting_view
+from firepool_broker.metrics import Metrics
 from firepool_broker.store.errors import LeadershipLost, StoreClosed, StoreError
 from firepool_broker.store.outputs import OutputStore
 from firepool_broker.store.records import JobChange, JobRow, Launch
@@ -37,6 +38,7 @@ __all__ = ["Jobs"]
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = (0.05, 0.2, 1.0, 5.0)
+_PHASES = ("dispatch", "hand_off", "first_instruction")
 _TERMINAL = frozenset(state.value for state in JobState if state.terminal)
 
 
@@ -55,6 +57,8 @@ class Jobs:
         Unix seconds.
     on_deposed
         Called when another broker leads.
+    metrics
+        Counts acquisitions, starts and ends.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Jobs:
         post: Callable[[events.Event], None],
         clock: Callable[[], float],
         on_deposed: Callable[[str], None],
+        metrics: Metrics,
     ) -> None:
         self.live = LiveJobs()
         self._store = store
@@ -73,6 +78,7 @@ class Jobs:
         self._post = post
         self._clock = clock
         self._on_deposed = on_deposed
+        self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()
         self._finished: list[Callable[[LiveJob, FinishJob], None]] = []
 
@@ -89,6 +95,21 @@ class Jobs:
             return live.row, live
         row = await self._store.get_job(job_id)
         return None if row is None else (row, self.live.get(job_id))
+
+    def launched(self, job_id: str) -> tuple[str, str, str | None, types.JobRequest]:
+        """Return caller, pool, tag and request of an unfinished job, for its launch."""
+        live = self.live.get(job_id)
+        if live is None:
+            raise KeyError(job_id)
+        return live.row.caller, live.row.sku or "", live.row.lease_tag, live.request
+
+    async def listed(
+        self, caller: str, state: str | None, lease_tag: str | None, limit: int, before: str | None
+    ) -> list[JobRow]:
+        """List a caller's jobs, newest first."""
+        return await self._store.list_jobs(
+            caller=caller, state=state, lease_tag=lease_tag, limit=limit, before=before
+        )
 
     def view(self, row: JobRow, live: LiveJob | None) -> types.JobView:
         """Describe a job to its caller."""
@@ -119,6 +140,7 @@ class Jobs:
         row, created = await self._store.insert_job(live.row, idempotency_key=idempotency_key)
         if created:
             self.add(live)
+            self._metrics.started("accept", self._clock() - row.submitted_at)
         return row, created
 
     def add(self, live: LiveJob) -> None:
@@ -213,6 +235,7 @@ class Jobs:
         row.committed_at = launch.committed_at
         live.pods = tuple(name for name, _ in instruction.pods)
         live.waiting = None
+        self._metrics.acquired(instruction.path, instruction.reason)
         if instruction.attempt > 1 and self._outputs.summary(row.id).next:
             text = f"attempt {instruction.attempt}: the job runs again from its beginning"
             await self.say(row.id, {"type": "divider", "t": launch.committed_at, "text": text})
@@ -245,6 +268,7 @@ class Jobs:
         self.live.remove(instruction.job_id)
         live.waiting = None
         self._outputs.finish(instruction.job_id)
+        self._count(live.row, instruction)
         if self._hub.watched:
             self._hub.publish("job", self.view(live.row, None), live.row.caller)
         for listener in self._finished:
@@ -276,6 +300,14 @@ class Jobs:
         live.row.state = state
         live.row.version = version + 1
         return True
+
+    def _count(self, row: JobRow, instruction: FinishJob) -> None:
+        error = instruction.error
+        self._metrics.job_ended(row.state, None if error is None else error.error_class)
+        moments = (row.queued_at, row.committed_at, row.handed_off_at, row.first_instruction_at)
+        for phase, begin, end in zip(_PHASES, moments, moments[1:], strict=False):
+            if begin is not None and end is not None:
+                self._metrics.started(phase, end - begin)
 
     def _announce(self, live: LiveJob) -> None:
         self._outputs.publish(live.row.id, "status", msgspec.json.encode(status_event(live)))

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,14 @@ import msgspec
 
 from firepool_broker.api import types
 from firepool_broker.api.errors import Conflict, NotFound
+from firepool_broker.api.variables import strip_protected
 from firepool_broker.backends.folders import discard
 from firepool_broker.core import events
-from firepool_broker.core.instructions import NotifySession
+from firepool_broker.core.instructions import FinishJob, NotifySession
 from firepool_broker.core.sessions import Session
 from firepool_broker.launch.specification import Setting
 from firepool_broker.loop.hub import Hub
-from firepool_broker.loop.livejobs import LiveJobs
+from firepool_broker.loop.livejobs import LiveJob, LiveJobs
 from firepool_broker.store.errors import StoreError
 from firepool_broker.store.records import SessionRow
 from firepool_broker.store.store import Store
@@ -34,7 +35,6 @@ __all__ = ["Sessions"]
 
 log = logging.getLogger(__name__)
 
-_KEPT_AFTER_LAPSE_SECONDS = 7 * 24 * 3600.0
 _REQUESTS = msgspec.json.Decoder(types.SessionRequest)
 
 Key = tuple[str, str]
@@ -71,6 +71,8 @@ class Sessions:
         Unix seconds.
     ttl_seconds
         A session lapses this long after its stream closed.
+    retention_seconds
+        How long a lapsed session and its folder are kept.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Sessions:
         post: Callable[[events.Event], None],
         clock: Callable[[], float],
         ttl_seconds: float,
+        retention_seconds: float,
     ) -> None:
         self._store = store
         self._directory = directory
@@ -90,6 +93,8 @@ class Sessions:
         self._post = post
         self._clock = clock
         self.ttl_seconds = ttl_seconds
+        self._retention_seconds = retention_seconds
+        self._tasks: set[asyncio.Task[None]] = set()
         self._known: dict[Key, _Known] = {}
         # a folder is never wiped while a new client comes under its tag
         self._changing = asyncio.Lock()
@@ -117,6 +122,7 @@ class Sessions:
     async def _open(self, caller: str, request: types.SessionRequest) -> types.SessionOpened:
         now = self._clock()
         key = (caller, request.lease_tag)
+        request.env = strip_protected(request.env)
         known = self._known.get(key)
         resumed = known is not None and known.row.ended_at is None
         session_dir = self._folder(caller, request.lease_tag)
@@ -274,9 +280,23 @@ class Sessions:
             except StoreError as error:
                 log.warning("the ended session %s stays in the store: %s", tag, error)
 
-    async def discard_own_folder(self, caller: str, job_id: str) -> None:
-        """Wipe the folder of a finished job that had no session."""
-        await asyncio.to_thread(discard, self._folder(caller, f"\0{job_id}"))
+    def job_finished(self, live: LiveJob, _: FinishJob) -> None:
+        """Wipe what a finished job leaves: its own folder, or that of its ended session."""
+        row = live.row
+        if row.lease_tag is None:
+            work: Coroutine[Any, Any, None] = asyncio.to_thread(discard, live.session_dir)
+        elif not self.is_ended(row.caller, row.lease_tag):
+            return
+        else:
+            work = self.clear(row.caller, row.lease_tag)
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def is_ended(self, caller: str, tag: str) -> bool:
+        """Tell whether a goodbye ended the session."""
+        known = self._known.get((caller, tag))
+        return known is not None and known.row.ended_at is not None
 
     async def sweep(self, now: float) -> None:
         """Forget sessions that were not heard of for days; renew those that are connected."""
@@ -287,7 +307,7 @@ class Sessions:
                 self._known[key].row.expires_at = now + self.ttl_seconds
         for (caller, tag), known in list(self._known.items()):
             silent_seconds = 0.0 if known.connected else now - known.row.expires_at
-            if known.row.ended_at is None and silent_seconds > _KEPT_AFTER_LAPSE_SECONDS:
+            if known.row.ended_at is None and silent_seconds > self._retention_seconds:
                 known.row.ended_at = now
                 await self._store.end_session(caller, tag, now)
                 self._post(events.SessionEnded(caller, tag, "shutdown"))

@@ -1,0 +1,354 @@
+"""The broker's actions, as the HTTP API calls them (`api.service.BrokerService`).
+
+Every method confines itself to the caller's own jobs and sessions: another caller's do not exist
+here. What is refused is refused with a typed error before anything was stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+
+from firepool_broker.api import types
+from firepool_broker.api.errors import Impossible, Invalid, NotFound, Refused, Unavailable
+from firepool_broker.api.service import Goodbye
+from firepool_broker.core import errors as core_errors
+from firepool_broker.core import events
+from firepool_broker.core.instructions import FinishJob
+from firepool_broker.identity.identities import Identity
+from firepool_broker.launch.specification import references
+from firepool_broker.loop.dispatcher import Dispatcher
+from firepool_broker.loop.fleetviews import FleetViews
+from firepool_broker.loop.hub import Hub
+from firepool_broker.loop.jobs import Jobs
+from firepool_broker.loop.livejobs import LiveJob, core_job
+from firepool_broker.loop.sessions import Sessions
+from firepool_broker.store.blobs import BlobStore
+from firepool_broker.store.records import JobRow
+
+__all__ = ["Service"]
+
+_ENDING_SECONDS = 2.0
+
+
+class Service:
+    """Implements what the API's handlers call.
+
+    Parameters
+    ----------
+    dispatcher, jobs, sessions, views, hub
+        The loop's parts.
+    blobs
+        What was uploaded, packages included.
+    clock
+        Unix seconds.
+    broker_info
+        What ``whoami`` says about the broker.
+    shut_down
+        Begins to end the broker.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        jobs: Jobs,
+        sessions: Sessions,
+        views: FleetViews,
+        hub: Hub,
+        blobs: BlobStore,
+        clock: Callable[[], float],
+        broker_info: Callable[[], types.BrokerInfo],
+        shut_down: Callable[[bool], None],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._machine = dispatcher.machine
+        self._jobs = jobs
+        self._sessions = sessions
+        self._views = views
+        self._hub = hub
+        self._blobs = blobs
+        self._clock = clock
+        self._broker_info = broker_info
+        self._shut_down = shut_down
+        self._pending: dict[str, list[str]] = {}
+        self._told_default: set[tuple[str, str | None]] = set()
+        self._endings: dict[str, asyncio.Event] = {}
+        self._accepting = False
+        jobs.on_finished(self._finished)
+        dispatcher.listen(self._look_for_uploads)
+
+    def accept(self, accepting: bool) -> None:
+        """Begin or end to take jobs."""
+        self._accepting = accepting
+
+    # -- jobs ------------------------------------------------------------------------------
+
+    async def submit(
+        self, identity: Identity, request: types.JobRequest, idempotency_key: str | None
+    ) -> tuple[types.JobView, bool]:
+        """Accept a job durably and wake the dispatcher."""
+        if not self._accepting:
+            raise Unavailable("the broker is starting or ending; try again", retry_after=1.0)
+        now = self._clock()
+        row = self._row(identity, request, now)
+        missing = self._missing(request)
+        row.state = "PENDING" if missing else "QUEUED"
+        row.queued_at = None if missing else now
+        environment = request.environment.digest if request.environment is not None else None
+        job = core_job(
+            row,
+            request,
+            environment=environment or self._sessions.environment(row.caller, row.lease_tag),
+        )
+        try:
+            self._machine.admit(job)
+        except core_errors.SubmitRefused as error:
+            raise _refusal(error) from error
+        setting = self._sessions.setting(row.caller, row.lease_tag, row.id)
+        live = LiveJob(row=row, request=request, session_dir=setting.session_dir)
+        stored, created = await self._jobs.insert(live, idempotency_key)
+        if not created:
+            return self._jobs.view(stored, self._jobs.live.get(stored.id)), False
+        first = self._sessions.first_use(row.caller, row.lease_tag)
+        live.session_files = "fresh" if first else "kept"
+        if missing:
+            self._pending[row.id] = missing
+        if request.sku is None and request.shape is None:
+            await self._say_default(row)
+        view = self._jobs.view(row, live)
+        self._dispatcher.post(events.JobSubmitted(job))
+        return view, True
+
+    async def job(self, identity: Identity, job_id: str) -> types.JobView:
+        """Return one job."""
+        row, live = await self._own(identity, job_id)
+        return self._jobs.view(row, live)
+
+    async def jobs(
+        self,
+        identity: Identity,
+        *,
+        state: types.JobState | None,
+        lease_tag: str | None,
+        limit: int,
+        before: str | None,
+    ) -> list[types.JobView]:
+        """List the caller's jobs, newest first."""
+        rows = await self._jobs.listed(identity.caller, state, lease_tag, limit, before)
+        return [self._jobs.view(row, self._jobs.live.get(row.id)) for row in rows]
+
+    async def cancel(self, identity: Identity, job_id: str) -> types.JobView:
+        """Cancel a job."""
+        row, live = await self._own(identity, job_id)
+        if live is None:
+            return self._jobs.view(row, None)
+        return await self._ending(live, events.CancelRequested(job_id))
+
+    async def interrupt(self, identity: Identity, job_id: str, *, kill: bool) -> types.JobView:
+        """Interrupt a running job; a job that does not run yet is cancelled."""
+        row, live = await self._own(identity, job_id)
+        if live is None:
+            return self._jobs.view(row, None)
+        return await self._ending(live, events.InterruptRequested(job_id, kill))
+
+    async def output(
+        self, identity: Identity, job_id: str, start: int
+    ) -> AsyncIterator[types.StreamEvent]:
+        """Stream a job, its messages and its end."""
+        row, live = await self._own(identity, job_id)
+        async for event in self._jobs.stream(row, live, start):
+            yield event
+
+    # -- sessions --------------------------------------------------------------------------
+
+    async def open_session(
+        self, identity: Identity, request: types.SessionRequest
+    ) -> types.SessionOpened:
+        """Register or update a session."""
+        return await self._sessions.open(identity.caller, request)
+
+    async def sessions(self, identity: Identity) -> list[types.SessionView]:
+        """List the caller's sessions."""
+        return [await self.session(identity, tag) for tag in self._sessions.tags(identity.caller)]
+
+    async def session(self, identity: Identity, lease_tag: str) -> types.SessionView:
+        """Return one session."""
+        pods = self._views.pods_of_session(identity.caller, lease_tag)
+        return self._sessions.view(identity.caller, lease_tag, pods)
+
+    async def session_connected(self, identity: Identity, lease_tag: str, client_id: str) -> None:
+        """Count a client's stream as open."""
+        self._sessions.connect(identity.caller, lease_tag, client_id)
+
+    async def session_disconnected(
+        self, identity: Identity, lease_tag: str, client_id: str
+    ) -> None:
+        """Count a client's stream as closed."""
+        await self._sessions.disconnect(identity.caller, lease_tag, client_id)
+
+    async def close_session(
+        self, identity: Identity, lease_tag: str, client_id: str | None, how: Goodbye
+    ) -> None:
+        """Take a goodbye."""
+        await self._sessions.close(identity.caller, lease_tag, client_id, how)
+
+    async def release_session(self, identity: Identity, lease_tag: str) -> list[str]:
+        """Give the session's held pods back."""
+        self._sessions.view(identity.caller, lease_tag, [])  # refuses one that is not there
+        held = self._views.pods_of_session(identity.caller, lease_tag, state="HELD")
+        self._dispatcher.post(events.ReleaseRequested(identity.caller, lease_tag))
+        return held
+
+    # -- pools, pods, events ---------------------------------------------------------------
+
+    async def pools(self, identity: Identity) -> types.PoolList:
+        """List pools with their counts."""
+        return self._views.pools(self._broker_info().isolation)
+
+    async def pods(self, identity: Identity) -> list[types.PodView]:
+        """List pods; of another caller's pods only pool and state are told."""
+        return self._views.pods(identity)
+
+    async def retire_pod(self, identity: Identity, name: str) -> None:
+        """Drain one of the caller's own pods (any pod for an operator)."""
+        owner = self._views.owner(name)
+        if owner is None or not (identity.operator or owner == identity.caller):
+            raise NotFound(f"there is no pod {name}")
+        self._dispatcher.post(events.RetireRequested(name))
+
+    async def events(self, identity: Identity) -> AsyncIterator[types.StreamEvent]:
+        """Stream changes, for panels."""
+        async for event in self._hub.watch(identity.caller, everything=identity.operator):
+            yield event
+
+    # -- the broker itself -----------------------------------------------------------------
+
+    def info(self) -> types.BrokerInfo:
+        """Return what ``whoami`` says about the broker."""
+        return self._broker_info()
+
+    def ready(self) -> bool:
+        """Tell whether jobs are accepted."""
+        return self._accepting
+
+    async def shutdown(self, identity: Identity, *, drain: bool) -> None:
+        """Begin to end the broker; returns at once."""
+        self._shut_down(drain)
+
+    # -- small parts -----------------------------------------------------------------------
+
+    def _row(self, identity: Identity, request: types.JobRequest, now: float) -> JobRow:
+        canonical = msgspec.json.encode(request, order="deterministic")
+        return JobRow(
+            id=request.id or secrets.token_hex(8),
+            caller=identity.caller,
+            request=canonical,
+            request_digest=hashlib.sha256(canonical).hexdigest(),
+            kind=request.kind,
+            queue=request.queue,
+            submitted_at=now,
+            name=request.name,
+            lease_tag=request.lease_tag,
+            client_id=request.client_id,
+            sku=self._resolve(request),
+            attached=request.attached,
+            priority=request.priority,
+        )
+
+    def _resolve(self, request: types.JobRequest) -> str:
+        model, _, count = ((request.shape and request.shape.gpu) or "").partition(":")
+        try:
+            return self._machine.policies.resolve(
+                request.sku,
+                gpu=_count(count) if model else 0,
+                cpu=(request.shape and request.shape.cpu) or 0,
+                memory_gib=(request.shape and request.shape.memory_gib) or 0,
+                gpu_model=model or None,
+            ).name
+        except core_errors.SubmitRefused as error:
+            raise _refusal(error) from error
+
+    def _missing(self, request: types.JobRequest) -> list[str]:
+        wanted = (digest for _, digest in references(request))
+        return [digest for digest in wanted if self._blobs.path(digest) is None]
+
+    def _look_for_uploads(self, event: events.Event) -> None:
+        """Let jobs go on whose package or inputs have come."""
+        if self._pending and isinstance(event, events.Tick):
+            self.uploaded()
+
+    def uploaded(self) -> None:
+        """Look which pending jobs have everything now."""
+        for job_id, missing in list(self._pending.items()):
+            if all(self._blobs.path(digest) is not None for digest in missing):
+                del self._pending[job_id]
+                self._dispatcher.post(events.JobReady(job_id))
+
+    def restore_pending(self) -> None:
+        """Take up the jobs that waited for an upload when the last broker ended."""
+        for live in self._jobs.live:
+            if live.row.state == "PENDING":
+                self._pending[live.row.id] = self._missing(live.request)
+        self.uploaded()
+
+    async def _say_default(self, row: JobRow) -> None:
+        key = (row.caller, row.lease_tag)
+        if key in self._told_default:
+            return
+        self._told_default.add(key)
+        shape = self._machine.policies.get(row.sku or "").shape
+        others = [pool.name for pool in self._machine.policies.pools if pool.name != row.sku]
+        hint = f"; others: {', '.join(others)}" if others else ""
+        text = f"on {row.sku} ({shape.cpu:g} cores, {shape.memory_gib:g} GiB), the default{hint}"
+        await self._jobs.say(
+            row.id, {"type": "note", "t": row.submitted_at, "level": "info", "text": text}
+        )
+
+    async def _own(self, identity: Identity, job_id: str) -> tuple[JobRow, LiveJob | None]:
+        found = await self._jobs.find(job_id)
+        if found is None or found[0].caller != identity.caller:
+            raise NotFound(f"there is no job {job_id}", job=job_id)
+        return found
+
+    async def _ending(self, live: LiveJob, event: events.Event) -> types.JobView:
+        """Post what may end a job; one that did not run has ended when this returns."""
+        if live.row.state == "RUNNING":
+            self._dispatcher.post(event)
+            return self._jobs.view(live.row, live)
+        ended = self._endings.setdefault(live.row.id, asyncio.Event())
+        self._dispatcher.post(event)
+        try:
+            await asyncio.wait_for(ended.wait(), _ENDING_SECONDS)
+        except asyncio.TimeoutError:
+            self._endings.pop(live.row.id, None)
+        row = live.row
+        return self._jobs.view(row, self._jobs.live.get(row.id))
+
+    def _finished(self, live: LiveJob, instruction: FinishJob) -> None:
+        self._pending.pop(live.row.id, None)
+        ended = self._endings.pop(live.row.id, None)
+        if ended is not None:
+            ended.set()
+
+
+def _refusal(error: core_errors.SubmitRefused) -> Refused:
+    if isinstance(error, core_errors.UnknownSku):
+        return Invalid(str(error), error_class=error.error_class, field=error.field)
+    if isinstance(error, core_errors.Draining):
+        return Unavailable(str(error), error_class=error.error_class, retry_after=1.0)
+    return Impossible(str(error), error_class=error.error_class, field=error.field)
+
+
+def _count(text: str) -> int:
+    if not text:
+        return 1
+    if not text.isdigit() or int(text) < 1:
+        raise Invalid(
+            f"{text!r} is no number of GPUs; write MODEL or MODEL:COUNT, as in h200:2",
+            field="shape.gpu",
+        )
+    return int(text)
