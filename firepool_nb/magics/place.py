@@ -1,0 +1,76 @@
+"""Where a cell stands: its number, its id, the line its code starts on, and what is not its own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CellPlace", "hidden_names"]
+
+_NEVER = frozenset(
+    {"In", "Out", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh", "_exit_code", "_sh"}
+    | {"get_ipython", "exit", "quit"}
+)
+_HISTORY = re.compile(r"_(?:i?\d+)")
+
+
+@dataclass(frozen=True)
+class CellPlace:
+    """Where a cell stands in its notebook.
+
+    Attributes
+    ----------
+    label
+        How people call it: ``In[5]``.
+    filename
+        File name that remote tracebacks show.
+    line_offset
+        Lines of the notebook's cell above the code.
+    cell_id
+        Id of the cell where the front end tells it.
+    """
+
+    label: str
+    filename: str
+    line_offset: int
+    cell_id: str | None
+
+    @classmethod
+    def of(cls, shell: Any, source: str) -> CellPlace:
+        """Find out where the code that runs now stands."""
+        label = f"In[{shell.execution_count}]"
+        parent = _parent(shell)
+        whole = str((parent.get("content") or {}).get("code", ""))
+        cell_id = (parent.get("metadata") or {}).get("cellId")
+        return cls(label, f"<cell {label}>", _offset(whole, source), cell_id)
+
+
+def _parent(shell: Any) -> dict[str, Any]:
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None or not hasattr(kernel, "get_parent"):
+        return {}
+    parent: dict[str, Any] = kernel.get_parent() or {}
+    return parent
+
+
+def _offset(whole: str, source: str) -> int:
+    body = source.strip("\n")
+    position = whole.rfind(body) if body else -1
+    if position < 0:
+        return 1  # a terminal: the magic's own line
+    leading = len(source) - len(source.lstrip("\n"))
+    return max(0, whole[:position].count("\n") - leading)
+
+
+def hidden_names(shell: Any) -> frozenset[str]:
+    """Names of the namespace that belong to the shell and never travel.
+
+    A name that the person has bound anew (``open = my_open``) is theirs.
+    """
+    namespace = shell.user_ns
+    shells_own = shell.user_ns_hidden
+    hidden = {n for n, v in shells_own.items() if n in namespace and namespace[n] is v}
+    return frozenset(
+        {*_NEVER, *hidden, *(n for n in namespace if n[:1] == "_" and _HISTORY.fullmatch(n))}
+    )
