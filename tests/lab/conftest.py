@@ -39,7 +39,7 @@ START_TIMEOUT_SECONDS = 60.0
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.browser)
 
 
@@ -282,6 +282,61 @@ class Lab:
             arg=index,
             timeout=timeout_seconds * 1000,
         )
+
+    def wait_not_running(self, index: int) -> None:
+        """Wait until nothing is written into a cell any more (after a reload it has no number)."""
+        self.page.wait_for_function(
+            "index => window.jupyterapp.shell.currentWidget.content.widgets[index]"
+            ".model.executionState === 'idle'",
+            arg=index,
+        )
+
+    def is_running(self, index: int) -> bool:
+        """Tell whether the cell's prompt shows a star."""
+        return self.cell(index).locator(".jp-InputPrompt").inner_text() == "[*]:"
+
+    def execution_count(self, index: int) -> int | None:
+        return self.page.evaluate(
+            "index => window.jupyterapp.shell.currentWidget.content.widgets[index]"
+            ".model.executionCount",
+            index,
+        )
+
+    def reopen(self, name: str) -> None:
+        """Come back to a notebook whose kernel may be busy."""
+        self.command("docmanager:open", path=name)
+        self.page.wait_for_function(
+            """name => {
+                const widget = window.jupyterapp.shell.currentWidget;
+                return widget?.context?.path === name && widget.context.isReady
+                    && widget.sessionContext?.session?.kernel?.connectionStatus === 'connected';
+            }""",
+            arg=name,
+        )
+
+    # -- the broker, as the Jupyter server forwards it -------------------------------------------
+
+    def jobs(self, notebook: str) -> list[dict[str, Any]]:
+        """Jobs of one notebook, newest first."""
+        jobs = self.server.request("GET", "firepool/v1/jobs?limit=50").json()["jobs"]
+        return [
+            job for job in jobs if Path((job["cell"] or {}).get("notebook") or "").name == notebook
+        ]
+
+    def wait_for_job(self, notebook: str, state: str) -> None:
+        (job,) = self.jobs(notebook)[:1]
+        with httpx.stream(
+            "GET",
+            f"{self.server.url}firepool/v1/jobs/{job['id']}/output",
+            headers={"Authorization": f"token {TOKEN}"},
+            timeout=30,
+            trust_env=False,
+        ) as response:
+            for _ in response.iter_lines():
+                pass  # the stream ends with the job
+        assert self.jobs(notebook)[0]["state"] == state
+
+    # -- cells -----------------------------------------------------------------------------------
 
     def cell(self, index: int) -> Any:
         panel = self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")

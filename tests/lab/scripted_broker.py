@@ -85,6 +85,7 @@ class State:
         running = {"submitted": NOW - 9, "first_instruction": NOW - 8.988, "ended": None}
         self.jobs = [
             _job("waits", "QUEUED", times=not_yet, acquisition=None, waiting=waiting),
+            _job("waits-too", "QUEUED", times=dict(not_yet), acquisition=None, waiting=waiting),
             _job("runs", "RUNNING", times=running, name="train-small"),
             _job(
                 "failed",

@@ -40,12 +40,12 @@ def test_jobs_show_state_path_latency_and_why_they_wait(scripted_lab):
     panel = scripted_lab.show_panel()
     rows = panel.locator("[data-job]")
     assert rows.evaluate_all("rows => rows.map(row => row.dataset.state)") == [
-        *("QUEUED", "RUNNING", "FAILED", "SUCCEEDED", "CANCELLED"),
+        *("QUEUED", "QUEUED", "RUNNING", "FAILED", "SUCCEEDED", "CANCELLED"),
     ]
     expect(rows.nth(0)).to_contain_text("2 jobs before this one")
-    expect(rows.nth(1)).to_contain_text("train-small")
-    expect(rows.nth(1)).to_contain_text("· warm · 12 ms")
-    expect(rows.nth(2)).to_contain_text("· new · 9 ms · NonZeroExit")
+    expect(rows.nth(2)).to_contain_text("train-small")
+    expect(rows.nth(2)).to_contain_text("· warm · 12 ms")
+    expect(rows.nth(3)).to_contain_text("· new · 9 ms · NonZeroExit")
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
@@ -86,7 +86,7 @@ def test_everything_in_the_panel_is_reached_by_keyboard(scripted_lab):
     assert "Release the pods of analysis.ipynb" in names
     assert "Cancel train-small" in names
     assert "Show the output of train-small" in names
-    assert len([name for name in names if name.startswith("Cancel")]) == 2
+    assert len([name for name in names if name.startswith("Cancel")]) == 3
 
 
 def test_output_is_replayed_in_a_tab(scripted_lab):
@@ -123,6 +123,46 @@ def test_what_is_missing_is_said_with_the_line_that_fixes_it(scripted_lab, phase
     scripted_lab.page.unroute_all()
     scripted_lab.command("firepool:refresh")
     expect(panel.get_by_label("Pool cpu-small")).to_be_visible()
+
+
+def test_changes_made_elsewhere_arrive_by_events(scripted_lab):
+    panel = scripted_lab.show_panel()
+    row = panel.locator("[data-job=job-waits]")
+    expect(row).to_have_attribute("data-state", "QUEUED")
+    scripted_lab.server.request("POST", "firepool/v1/jobs/job-waits/cancel").raise_for_status()
+    expect(row).to_have_attribute("data-state", "CANCELLED", timeout=900)  # polling needs longer
+
+
+def test_without_events_the_panel_polls_and_stops_when_hidden(scripted_lab):
+    page = scripted_lab.page
+    asked: list[str] = []
+    page.route(re.compile("v1/events"), lambda route: route.abort())
+    page.on("request", lambda request: asked.append(request.url))
+    scripted_lab.command("application:toggle-left-area")  # leaves the stream that is open
+    panel = scripted_lab.show_panel()
+    with page.expect_request(re.compile("v1/events")):
+        pass  # tried again, in vain
+    with page.expect_request(re.compile("v1/pools")):
+        pass
+    expect(panel.get_by_label("Pool cpu-small")).to_be_visible()
+    _hide(page, True)
+    page.wait_for_timeout(200)  # what was on its way
+    asked.clear()
+    page.wait_for_timeout(2500)
+    assert [url for url in asked if "/firepool/" in url] == []
+    with page.expect_request(re.compile("firepool/about"), timeout=1000):
+        _hide(page, False)
+
+
+def _hide(page, hidden: bool) -> None:
+    """Let the page believe that its browser tab is in the background."""
+    page.evaluate(
+        """hidden => {
+            Object.defineProperty(document, 'hidden', { get: () => hidden, configurable: true });
+            document.dispatchEvent(new Event('visibilitychange'));
+        }""",
+        hidden,
+    )
 
 
 def test_cancel_and_release_act_and_show_at_once(scripted_lab):
