@@ -102,7 +102,7 @@ class Dispatcher:
         if self._wakeup is not None:
             self._wakeup.cancel()
         now = self._clock()
-        wanted = self.machine.next_wakeup(now)
+        wanted = self.machine.next_wakeup()
         delay = FALLBACK_TICK_SECONDS if wanted is None else wanted - now
         # the lower bound keeps a wish in the past from spinning
         delay = min(max(delay, 0.001), FALLBACK_TICK_SECONDS)

@@ -14,10 +14,17 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from firepool_broker.api import types
-from firepool_broker.api.errors import Impossible, Invalid, NotFound, Refused, Unavailable
+from firepool_broker.api.errors import (
+    Impossible,
+    Invalid,
+    NotAvailable,
+    NotFound,
+    Refused,
+    Unavailable,
+)
 from firepool_broker.api.service import Goodbye
 from firepool_broker.core import errors as core_errors
-from firepool_broker.core import events
+from firepool_broker.core import events as happenings
 from firepool_broker.core.instructions import FinishJob
 from firepool_broker.identity.identities import Identity
 from firepool_broker.launch.specification import references
@@ -120,7 +127,7 @@ class Service:
         if request.sku is None and request.shape is None:
             await self._say_default(row)
         view = self._jobs.view(row, live)
-        self._dispatcher.post(events.JobSubmitted(job))
+        self._dispatcher.post(happenings.JobSubmitted(job))
         return view, True
 
     async def job(self, identity: Identity, job_id: str) -> types.JobView:
@@ -146,14 +153,14 @@ class Service:
         row, live = await self._own(identity, job_id)
         if live is None:
             return self._jobs.view(row, None)
-        return await self._ending(live, events.CancelRequested(job_id))
+        return await self._ending(live, happenings.CancelRequested(job_id))
 
     async def interrupt(self, identity: Identity, job_id: str, *, kill: bool) -> types.JobView:
         """Interrupt a running job; a job that does not run yet is cancelled."""
         row, live = await self._own(identity, job_id)
         if live is None:
             return self._jobs.view(row, None)
-        return await self._ending(live, events.InterruptRequested(job_id, kill))
+        return await self._ending(live, happenings.InterruptRequested(job_id, kill))
 
     async def output(
         self, identity: Identity, job_id: str, start: int
@@ -200,7 +207,7 @@ class Service:
         """Give the session's held pods back."""
         self._sessions.view(identity.caller, lease_tag, [])  # refuses one that is not there
         held = self._views.pods_of_session(identity.caller, lease_tag, state="HELD")
-        self._dispatcher.post(events.ReleaseRequested(identity.caller, lease_tag))
+        self._dispatcher.post(happenings.ReleaseRequested(identity.caller, lease_tag))
         return held
 
     # -- pools, pods, events ---------------------------------------------------------------
@@ -218,7 +225,7 @@ class Service:
         owner = self._views.owner(name)
         if owner is None or not (identity.operator or owner == identity.caller):
             raise NotFound(f"there is no pod {name}")
-        self._dispatcher.post(events.RetireRequested(name))
+        self._dispatcher.post(happenings.RetireRequested(name))
 
     async def events(self, identity: Identity) -> AsyncIterator[types.StreamEvent]:
         """Stream changes, for panels."""
@@ -276,9 +283,9 @@ class Service:
         wanted = (digest for _, digest in references(request))
         return [digest for digest in wanted if self._blobs.path(digest) is None]
 
-    def _look_for_uploads(self, event: events.Event) -> None:
+    def _look_for_uploads(self, event: happenings.Event) -> None:
         """Let jobs go on whose package or inputs have come."""
-        if self._pending and isinstance(event, events.Tick):
+        if self._pending and isinstance(event, happenings.Tick):
             self.uploaded()
 
     def uploaded(self) -> None:
@@ -286,7 +293,7 @@ class Service:
         for job_id, missing in list(self._pending.items()):
             if all(self._blobs.path(digest) is not None for digest in missing):
                 del self._pending[job_id]
-                self._dispatcher.post(events.JobReady(job_id))
+                self._dispatcher.post(happenings.JobReady(job_id))
 
     def restore_pending(self) -> None:
         """Take up the jobs that waited for an upload when the last broker ended."""
@@ -314,7 +321,7 @@ class Service:
             raise NotFound(f"there is no job {job_id}", job=job_id)
         return found
 
-    async def _ending(self, live: LiveJob, event: events.Event) -> types.JobView:
+    async def _ending(self, live: LiveJob, event: happenings.Event) -> types.JobView:
         """Post what may end a job; one that did not run has ended when this returns."""
         if live.row.state == "RUNNING":
             self._dispatcher.post(event)
@@ -338,6 +345,8 @@ class Service:
 def _refusal(error: core_errors.SubmitRefused) -> Refused:
     if isinstance(error, core_errors.UnknownSku):
         return Invalid(str(error), error_class=error.error_class, field=error.field)
+    if isinstance(error, core_errors.NotAvailable):
+        return NotAvailable(str(error), error_class=error.error_class, field=error.field)
     if isinstance(error, core_errors.Draining):
         return Unavailable(str(error), error_class=error.error_class, retry_after=1.0)
     return Impossible(str(error), error_class=error.error_class, field=error.field)

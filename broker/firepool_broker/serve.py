@@ -1,0 +1,100 @@
+"""The broker as a process of its own: its lock, its log, its signals, its end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from firepool_broker import embedded
+from firepool_broker.application import Broker
+from firepool_broker.config import BrokerConfig, load
+
+__all__ = ["main", "run"]
+
+log = logging.getLogger(__name__)
+
+_PREDECESSOR_SECONDS = 30.0
+_PAUSE_SECONDS = 0.01
+
+
+def main(arguments: list[str]) -> int:
+    """Serve as the command line says; returns the process's exit status."""
+    parser = argparse.ArgumentParser(prog="firepool broker", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="run a broker until it is told to end")
+    which = serve.add_mutually_exclusive_group()
+    which.add_argument("--embedded", action="store_true", help="this user's own, on this machine")
+    which.add_argument("--config", metavar="FILE", help="the configuration file")
+    serve.add_argument("--ready-fd", type=int, metavar="N", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=os.environ.get("FIREPOOL_LOG_LEVEL", "INFO").upper(),
+        format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        path = options.config or os.environ.get("FIREPOOL_CONFIG")
+        config = load(Path(path) if path else None, os.environ)
+        return run(config, options.ready_fd)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"firepool broker: {error}", file=sys.stderr)
+        return 2
+
+
+def run(config: BrokerConfig, ready_fd: int | None = None) -> int:
+    """Serve until the end; returns the process's exit status.
+
+    Parameters
+    ----------
+    config
+        What the operator set.
+    ready_fd
+        Where to say that the broker is ready, as one JSON line of its connection.
+
+    Raises
+    ------
+    EmbeddedError
+        When another broker of this user still runs.
+    """
+    paths = embedded.home()
+    with open(os.path.join(paths.state_dir, "broker.lock"), "a") as lock:
+        _wait_for_predecessor(lock)
+        return asyncio.run(_serve(config, paths, ready_fd))
+
+
+async def _serve(config: BrokerConfig, paths: embedded.Paths, ready_fd: int | None) -> int:
+    broker = Broker(config, paths)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, broker.end, False)
+    connection = await broker.start()
+    log.info("broker %s is ready, pid %d", connection.version, connection.pid)
+    if ready_fd is not None:
+        with os.fdopen(ready_fd, "w") as ready:
+            ready.write(json.dumps(connection._asdict()) + "\n")
+    await broker.run()
+    return 3 if broker.deposed else 0
+
+
+def _wait_for_predecessor(lock: IO[str]) -> None:
+    """Hold the lock that says "this user's broker": the last one may still be ending."""
+    deadline = time.monotonic() + _PREDECESSOR_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        if time.monotonic() > deadline:
+            raise embedded.EmbeddedError(
+                f"another broker of yours holds {lock.name}; `firepool stop` ends it"
+            )
+        time.sleep(_PAUSE_SECONDS)  # a file lock cannot be waited for with a limit

@@ -1,0 +1,191 @@
+"""How the embedded broker is found: folders, connection file, who counts as alive."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from firepool_broker import embedded, processes
+
+
+@pytest.fixture
+def connection(firepool_home: Path) -> embedded.Connection:
+    """A connection file that names this very process."""
+    written = embedded.Connection(
+        socket=str(firepool_home / "run" / "broker.sock"),
+        token="secret",
+        wire=embedded.WIRE_VERSION,
+        pid=os.getpid(),
+        start_time=processes.start_time(os.getpid()) or 0,
+        version="1.2.3",
+        started_at=1.0,
+    )
+    embedded.write_connection(embedded.connection_path(), written)
+    return written
+
+
+def test_the_home_is_private_and_named_by_one_variable(firepool_home: Path) -> None:
+    paths = embedded.home()
+    assert paths == (str(firepool_home / "run"), str(firepool_home / "state"))
+    for path in paths:
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
+
+
+def test_folders_that_others_can_enter_are_closed(firepool_home: Path) -> None:
+    (firepool_home / "run").mkdir(mode=0o755)
+    embedded.home()
+    assert stat.S_IMODE((firepool_home / "run").stat().st_mode) == 0o700
+
+
+def test_a_link_in_place_of_the_folder_is_refused(firepool_home: Path) -> None:
+    (firepool_home / "elsewhere").mkdir()
+    (firepool_home / "run").symlink_to("elsewhere")
+    with pytest.raises(embedded.EmbeddedError, match="not a folder of yours"):
+        embedded.home()
+
+
+def test_without_variables_the_systems_own_folders_are_used(
+    firepool_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FIREPOOL_HOME")
+    for name in ("runtime", "state"):
+        (firepool_home / name).mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(firepool_home / "runtime"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(firepool_home / "state"))
+    assert embedded.home() == (
+        str(firepool_home / "runtime" / "firepool-nb"),
+        str(firepool_home / "state" / "firepool-nb"),
+    )
+
+
+def test_a_home_on_a_network_disk_is_replaced_by_a_local_folder(
+    firepool_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FIREPOOL_HOME")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(firepool_home))
+    monkeypatch.setenv("XDG_STATE_HOME", str(firepool_home / "nfs"))
+    monkeypatch.setattr(embedded, "_is_local", lambda path: "nfs" not in path)
+    monkeypatch.setattr(embedded, "_temporary_base", lambda: str(firepool_home / "tmp"))
+    assert embedded.home().state_dir == str(firepool_home / "tmp" / "state")
+
+
+def test_network_file_systems_are_told_from_the_mount_table(
+    firepool_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = (
+        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        "23 22 0:4 / /home rw shared:5 - nfs4 server:/home rw\n"
+        "24 23 0:5 / /home/ada/local\\040disk rw - ext4 /dev/sdb rw\n"
+        "25 22 0:6 / /mnt/far rw - fuse.sshfs far:/ rw\n"
+    )
+    real = open
+
+    def opened(path, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if path == "/proc/self/mountinfo":
+            (firepool_home / "mountinfo").write_text(table)
+            path = firepool_home / "mountinfo"
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr("builtins.open", opened)
+    assert embedded._is_local("/var/lib")
+    assert embedded._is_local("/homework")
+    assert not embedded._is_local("/home/ada")
+    assert embedded._is_local("/home/ada/local disk/state")
+    assert not embedded._is_local("/mnt/far/x")
+
+
+def test_the_connection_file_is_named_by_host_and_boot_and_private(
+    connection: embedded.Connection,
+) -> None:
+    path = Path(embedded.connection_path())
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "")[:8]
+    assert path.name.startswith(f"broker-{os.uname().nodename.split('.')[0]}")
+    assert path.name.endswith(f"-{boot}.json")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert embedded.find() == connection
+
+
+def test_a_dead_brokers_file_does_not_count(connection: embedded.Connection) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        started = processes.start_time(process.pid)
+        assert started is not None
+        alive = connection._replace(pid=process.pid, start_time=started)
+        embedded.write_connection(embedded.connection_path(), alive)
+        assert embedded.find() == alive
+        process.kill()
+        process.wait()
+        assert embedded.find() is None
+
+
+def test_a_pid_that_was_handed_on_does_not_count(connection: embedded.Connection) -> None:
+    another = connection._replace(start_time=connection.start_time + 1)
+    embedded.write_connection(embedded.connection_path(), another)
+    assert embedded.find() is None
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"socket": "x"}', "\xff"])
+def test_a_file_that_says_nothing_is_no_broker(firepool_home: Path, content: str) -> None:
+    Path(embedded.connection_path()).write_text(content)
+    assert embedded.find() is None
+
+
+def test_a_broker_that_cannot_start_says_why(
+    firepool_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = firepool_home / "config.yaml"
+    config.write_text(json.dumps({"idle_exit_second": 3}))
+    monkeypatch.setenv("FIREPOOL_CONFIG", str(config))
+    with pytest.raises(embedded.BrokerStartFailed, match="idle_exit_seconds"):
+        embedded.ensure_running()
+    assert embedded.find() is None
+
+
+def test_a_starter_that_is_stuck_does_not_stop_others_for_ever(firepool_home: Path) -> None:
+    import fcntl
+
+    lock_path = embedded.connection_path()[: -len(".json")] + ".lock"
+    with open(lock_path, "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(embedded.BrokerStartFailed, match="another process has been starting"):
+            embedded.ensure_running(timeout_seconds=0.1)
+
+
+def test_stop_without_a_broker_is_no_error(firepool_home: Path) -> None:
+    assert embedded.stop() is False
+
+
+def test_importing_needs_the_standard_library_only() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import firepool_broker.embedded;"
+        "print([m for m in set(sys.modules) - before if m.split('.')[0] in"
+        " ('tornado', 'sqlalchemy', 'msgspec', 'asyncio', 'subprocess', 'http', 'socket')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_process_whose_main_thread_has_ended_still_lives() -> None:
+    code = (
+        "import ctypes, threading, sys\n"
+        "threading.Thread(target=sys.stdin.read).start()\n"
+        "print('up', flush=True)\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        started = processes.start_time(process.pid)
+        assert started is not None
+        state = ""
+        while state != "Z":
+            state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        assert processes.is_alive(process.pid, started)
+        assert processes.kill(process.pid, started)
+        assert processes.wait_for_exit(process.pid, started, 10)
