@@ -130,14 +130,17 @@ class Agent:
         reader = log.reader(number)
         for last in ("outcome", "reset"):
             while True:
-                while data := reader.read():
-                    await reply.chunk(data)
-                found: dict[str, Any] | None = getattr(log, last)
-                if log.lost or (found is not None and reader.at_end):
-                    break
+                change = log.change()  # before looking, so that nothing is missed
                 try:
-                    await asyncio.wait_for(log.changed(), wire.HEARTBEAT_SECONDS)
-                except asyncio.TimeoutError:
+                    while data := reader.read():
+                        await reply.chunk(data)
+                    found: dict[str, Any] | None = getattr(log, last)
+                    if log.lost or (found is not None and reader.at_end):
+                        break
+                    done, _ = await asyncio.wait([change], timeout=wire.HEARTBEAT_SECONDS)
+                finally:
+                    log.forget(change)
+                if not done:
                     await reply.chunk(b"\n")
                     self._last_contact = time.monotonic()  # someone is still listening
             if found is not None:
@@ -259,7 +262,9 @@ async def _serve(
     watching.cancel()
     await pod.shutdown()
     accepting.close()
-    server.close()
+    await server.close()
+    if view is not None:
+        view.uninstall()
     _tidy(config)
     sys.stderr.flush()
 

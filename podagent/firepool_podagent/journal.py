@@ -164,15 +164,16 @@ class AttemptLog:
 
     # --- reading ---------------------------------------------------------------------------------
 
-    async def changed(self) -> None:
-        """Wait until something was written."""
+    def change(self) -> asyncio.Future[None]:
+        """Return a future that is done once more was written; `forget` it afterwards."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+        return waiter
+
+    def forget(self, waiter: asyncio.Future[None]) -> None:
+        """Take back a future of `change`."""
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
 
     def reader(self, number: int) -> Reader:
         """Read the messages from a number on."""

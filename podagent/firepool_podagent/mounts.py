@@ -395,6 +395,14 @@ class View:
         self._cover_shared_memory()
         self._forget_gone()
 
+    def uninstall(self) -> None:
+        """Take every private mount away again, so that the pod's own folders can be deleted."""
+        for path in (*reversed(self._bound), *self._originals, self._queues):
+            for point in (*reversed(mounts_below(path)), path):
+                with contextlib.suppress(OSError):  # gone with its parent
+                    detach(point)
+        self._bound.clear()
+
     def _forget_gone(self) -> None:
         # The kernel reuses mount numbers: one of ours that is gone must not vouch for another.
         self._expected &= {m.number for m in mounted()}

@@ -83,7 +83,6 @@ class Pod:
         self._running: asyncio.Task[None] | None = None
         self._started = 0
         self._later: asyncio.TimerHandle | None = None
-        self.ended = asyncio.Event()
         if config.get("default_environment"):
             self._templates.prepare(config["default_environment"], None, config.get("preload", ()))
 
@@ -222,7 +221,6 @@ class Pod:
             await asyncio.wait([self._running], timeout=2 * processes.KILL_DEADLINE_SECONDS)
         self._templates.forget()
         await self._end_everything()
-        self.ended.set()
 
     # --- one attempt -----------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ class Process:
 
 
 def process(pid: int) -> Process | None:
-    """Read one process, or ``None`` when it is gone."""
+    """Read one process; ``None`` when it is gone, or where there is no ``/proc``."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             raw = file.read(2048)
@@ -135,11 +135,13 @@ def display_name(pid: int) -> str:
     arguments = command_line(pid)[1:]
     if "-m" in arguments[:-1]:
         return arguments[arguments.index("-m") + 1][:64]
+    skip = False
     for argument in arguments:
         if argument == "-c":
             break
-        if not argument.startswith("-"):
+        if not skip and not argument.startswith("-"):
             return os.path.basename(argument)[:64]
+        skip = argument in ("-X", "-W")
     return found.name
 
 

@@ -27,6 +27,8 @@ from firepool_podagent.mounts import View
 from firepool_podagent.removal import Removal
 
 LEFT_LIMIT = 50
+_LOOKS = 40
+_LOOK_SECONDS = 0.005
 _OWN_ENTRIES = frozenset(
     (
         "agent.json",
@@ -175,11 +177,11 @@ async def verify_processes(
 ) -> None:
     """Compare what runs with what may run; the rest is killed and makes the pod unclean."""
     strangers = _strangers(places, spared)
-    if not strangers:
-        return
-    # A process that is just being reaped is no escapee: look again before judging.
-    await asyncio.sleep(0.01)
-    strangers &= _strangers(places, spared)
+    for _ in range(_LOOKS):  # a spare that was let go, or a zombie, is on its way out
+        if not strangers:
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+        strangers &= _strangers(places, spared)
     for pid in strangers:
         name = processes.display_name(pid)
         findings.escapees += 1

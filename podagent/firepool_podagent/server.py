@@ -20,6 +20,7 @@ from firepool_podagent import wire
 
 _HEAD_LIMIT_BYTES = 32 << 10
 _CHUNK_BYTES = 256 << 10
+_CLOSE_SECONDS = 2.0
 _REASONS = {
     200: "OK",
     201: "Created",
@@ -147,23 +148,27 @@ class Server:
 
     def __init__(self, handle: Handler) -> None:
         self._handle = handle
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._writers: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it closes."""
-        self._writers.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._writers[task] = writer
         try:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError):
                 while await self._serve_one(reader, writer):
                     await writer.drain()
         finally:
-            self._writers.discard(writer)
+            del self._writers[task]
             writer.close()
 
-    def close(self) -> None:
-        """Drop every connection."""
-        for writer in self._writers:
+    async def close(self) -> None:
+        """Drop every connection and wait until it is served to its end."""
+        for writer in self._writers.values():
             writer.close()
+        if self._writers:
+            await asyncio.wait(tuple(self._writers), timeout=_CLOSE_SECONDS)
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         try:

@@ -270,6 +270,8 @@ class Templates:
     def process_ids(self) -> set[int]:
         """Return the template, its descendants, and whatever else belongs to no attempt."""
         found = self._children.known()
+        if self._spare is not None and self._spare.supervisor:
+            found.add(self._spare.supervisor)
         for pid in tuple(found):
             found.update(processes.descendants(pid))
         return found
@@ -474,7 +476,7 @@ class Templates:
         template.retire()
         if self._template is template:
             self._template = None
-            if self._spare is not None and not self._spare.alive:
+            if self._spare is not None:
                 self._spare.close()
                 self._spare = None
 

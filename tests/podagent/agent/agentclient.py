@@ -65,6 +65,7 @@ class Agent:
         self.session_dir.mkdir(exist_ok=True)
         self.socket = str(directory / "agent.sock")
         self._count = 0
+        self.facts: dict[str, Any] = {}
         directory.mkdir(mode=0o700, exist_ok=True)
         self.config: dict[str, Any] = {
             "name": directory.name,
@@ -83,17 +84,7 @@ class Agent:
         reader, writer = os.pipe()
         with open(self.directory / "agent.log", "ab") as log:
             process = subprocess.Popen(
-                [
-                    "/bin/sh",
-                    "-c",
-                    f'exec 3<&{reader}; exec "$@"',
-                    "sh",
-                    python,
-                    *wire.INTERPRETER_FLAGS,
-                    str(target),
-                    "--config-fd",
-                    "3",
-                ],
+                [python, *wire.INTERPRETER_FLAGS, str(target), "--config-fd", str(reader)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -109,7 +100,7 @@ class Agent:
 
     @property
     def alive(self) -> bool:
-        found = processes.process(self.facts["pid"])
+        found = processes.process(self.facts["pid"]) if self.facts else None
         return (
             found is not None
             and found.start_ticks == self.facts["start_time"]
