@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from . import calls
 from .connection import Endpoint, check_wire, locate
-from .errors import BrokerUnreachable, Refused
+from .errors import BrokerStartFailed, BrokerUnreachable, Refused
 from .exchange import Call, ConnectionLost, Exchange, Response
 from .sse import Event, EventParser
 from .transport import AsyncConnection, BlockingConnection, BrokerSilent, pauses
@@ -149,7 +149,7 @@ class Client(_Shared):
         while True:
             try:
                 return self._call_once(call)
-            except BrokerSilent:
+            except (BrokerSilent, BrokerStartFailed):
                 raise
             except (ConnectionLost, BrokerUnreachable):
                 pause = next(retries, None) if call.repeatable else None
@@ -231,6 +231,8 @@ class Client(_Shared):
                     raise
                 renewed = True
                 self.renew()
+            except BrokerStartFailed:
+                raise
             except (ConnectionLost, BrokerUnreachable):
                 pause = next(retries, None)
                 if pause is None:
@@ -353,7 +355,7 @@ class AsyncClient(_Shared):
                     return await connection.request(call, self._token_for(connection.endpoint))
                 finally:
                     await connection.close()
-            except BrokerSilent:
+            except (BrokerSilent, BrokerStartFailed):
                 raise
             except (ConnectionLost, BrokerUnreachable):
                 pause = next(retries, None) if call.repeatable else None
@@ -381,6 +383,8 @@ class AsyncClient(_Shared):
                     if event.type == "end":
                         return
                 raise ConnectionLost("the output stream ended before the job did")
+            except BrokerStartFailed:
+                raise
             except (ConnectionLost, BrokerUnreachable):
                 pause = next(retries, None)
                 if pause is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from .errors import BrokerError, BrokerUnreachable, WireMismatch
+from .errors import BrokerError, BrokerStartFailed, WireMismatch
 
 __all__ = ["Found", "ensure_running", "find", "serve", "spool_folder", "stop"]
 
@@ -25,7 +25,7 @@ def ensure_running(timeout_seconds: float = 10.0) -> Found:
 
     Raises
     ------
-    BrokerUnreachable
+    BrokerStartFailed
         When it could not be started; the message ends with the broker's own words.
     WireMismatch
         When one of another version runs and cannot hand over now.
@@ -37,7 +37,7 @@ def ensure_running(timeout_seconds: float = 10.0) -> Found:
     except embedded.WireMismatch as error:
         raise WireMismatch(str(error)) from error
     except embedded.EmbeddedError as error:
-        raise BrokerUnreachable(str(error)) from error
+        raise BrokerStartFailed(str(error)) from error
 
 
 def stop(drain: bool = True) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 __all__ = [
     "BrokerError",
+    "BrokerStartFailed",
     "BrokerUnreachable",
     "CaptureError",
     "FirepoolError",
@@ -69,6 +70,10 @@ class BrokerError(FirepoolError):
 
 class BrokerUnreachable(BrokerError, ConnectionError):
     """No broker answers; the message says what was tried."""
+
+
+class BrokerStartFailed(BrokerUnreachable):
+    """The machine's own broker could not be started; the message ends with its own words."""
 
 
 class WireMismatch(BrokerError):

@@ -16,10 +16,9 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 from IPython.utils._process_common import arg_split
 
-__all__ = ["CellOptions", "parse", "seconds"]
+from ..durations import seconds
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+__all__ = ["CellOptions", "parse"]
 
 
 @dataclass
@@ -57,14 +56,6 @@ class CellOptions:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"%%firepool: {message}")
-
-
-def seconds(text: str) -> float:
-    """Read a duration such as ``90``, ``10m`` or ``1.5h``; bare numbers are seconds."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90, 10m or 1.5h")
-    return float(match[1]) * _UNITS[match[2] or "s"]
 
 
 def _names(text: str) -> list[str]:
