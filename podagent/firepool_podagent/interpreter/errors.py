@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import io
+import pickle
 import sys
 from typing import Any
 
@@ -79,7 +79,7 @@ def pickled(error: BaseException) -> str | None:
         data = pickling.dumps(error)
         if len(data) > _PICKLE_LIMIT_BYTES:
             return None
-        loaded = pickling.load(io.BytesIO(data))
+        loaded = pickle.loads(data)
         same = type(loaded) is type(error) and text_of(loaded) == text_of(error)
     except Exception:  # noqa: BLE001 - user code decides how its exceptions are pickled
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import pickle
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any, BinaryIO
@@ -53,6 +54,7 @@ def bind(inputs: list[dict[str, Any]], blobs: dict[str, str], namespace: dict[st
             namespace[each["name"]] = value
         else:
             call = value
+    pickling.remember_classes(namespace)
     return call
 
 
@@ -75,7 +77,7 @@ def _load_arrow(file: BinaryIO) -> Any:
 
 
 _LOADERS: dict[str, Callable[[BinaryIO], Any]] = {
-    "cloudpickle": pickling.load,
+    "cloudpickle": pickle.load,
     "json": json.load,
     "npy": _load_npy,
     "arrow": _load_arrow,

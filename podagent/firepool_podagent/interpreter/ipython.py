@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import IPython.core.interactiveshell
+import IPython.core.magics.execution
 from IPython.core.autocall import ExitAutocall
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
@@ -55,6 +56,12 @@ class _Compiler(CachingCompiler):
     def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
         plain.remember_source(self.filename, transformed_code)
         return self.filename
+
+    def __call__(self, source: Any, filename: str, symbol: str, *args: Any, **kwargs: Any) -> Any:
+        # ``%%time`` compiles the rest of the cell under a name of its own.
+        if filename.startswith("<timed "):
+            filename = self.filename
+        return super().__call__(source, filename, symbol, *args, **kwargs)
 
     def format_code_name(self, name: str) -> tuple[str, str] | None:
         if name == self.filename and name.startswith("<"):
@@ -196,7 +203,11 @@ class _Shell(InteractiveShell):
 
     def transform_cell(self, raw_cell: str) -> str:
         transformed: str = super().transform_cell(raw_cell)
-        return "\n" * self._lines_above(raw_cell) + transformed
+        above = self._lines_above(raw_cell)
+        numbered = "\n" * above + transformed
+        if above > self.line_offset:
+            plain.remember_source(self.compile.filename, numbered)
+        return numbered
 
     def _lines_above(self, raw_cell: str) -> int:
         """Lines of the notebook's cell above the code that ``raw_cell`` becomes.
@@ -216,8 +227,13 @@ class _Shell(InteractiveShell):
         if self.started is not None:
             started, self.started = self.started, None
             started()
-        outcome: bool = await super().run_code(code_obj, result, async_=async_)
-        return outcome
+        failed: bool = await super().run_code(code_obj, result, async_=async_)
+        if failed and result is not None:
+            interrupt = plain.as_interrupt(result.error_in_exec)
+            if interrupt is not None:
+                result.error_in_exec = interrupt
+                self.last_error = (interrupt, self.format_error(interrupt))
+        return failed
 
     # --- errors -------------------------------------------------------------------------------
 
@@ -247,12 +263,16 @@ class _Shell(InteractiveShell):
 
     def _shown(self, error: BaseException, lines: list[str], caller: Any) -> None:
         # The cell's own error is kept for the end; one that user code asks to see is printed.
+        # ``%%time`` of IPython before 8.29 shows the error of what it times and goes on.
         if caller.co_name in _SHELL_FUNCTIONS and "interactiveshell" in caller.co_filename:
             self.last_error = (error, lines)
+        elif caller.co_name == "time" and caller.co_filename == _EXECUTION_MAGICS:
+            self.last_error = self.swallowed = (error, lines)
         else:
             print("\n".join(lines), file=sys.stderr)
 
     last_error: tuple[BaseException, list[str]] | None = None
+    swallowed: tuple[BaseException, list[str]] | None = None
 
     def format_error(self, error: BaseException, tb_offset: int | None = None) -> list[str]:
         """Return IPython's (coloured) traceback of ``error``."""
@@ -337,6 +357,8 @@ class IPythonShell:
         shell.compile.filename = filename
         outcome = shell.run_cell(code, store_history=False)
         error = outcome.error_before_exec or outcome.error_in_exec
+        if error is None and shell.swallowed is not None:
+            error = shell.swallowed[0]
         if error is None:
             return CellResult(plain.NOTHING if outcome.result is None else outcome.result)
         shown = shell.last_error
@@ -422,6 +444,7 @@ def _user_frames(error: BaseException) -> Any:
     return frame
 
 
+_EXECUTION_MAGICS = IPython.core.magics.execution.__file__
 _SHELL_FILE = IPython.core.interactiveshell.__file__
 
 

@@ -30,6 +30,7 @@ from firepool_podagent.interpreter import (
     fresh,
     importclock,
     inputs,
+    pickling,
     plain,
     results,
     surroundings,
@@ -113,6 +114,7 @@ class Job:
         getpass.getpass = _refuse_input
         sys.breakpointhook = _refuse_input
         faulthandler.enable()
+        pickling.prepare()  # not to be counted among the job's own imports
         shell.connect(self._outlet)
 
     def run(self, spec: dict[str, Any]) -> NoReturn:

@@ -22,30 +22,44 @@ import operator
 import pickle
 import sys
 import types
-from typing import Any, Protocol
+from typing import Any
 
 PROTOCOL = 5
 _OS_ERROR_FIELDS = ("errno", "strerror", "filename", "filename2")
-
-_from_notebook: set[type] = set()
 
 
 class _Writable(Protocol):
     def write(self, data: Any, /) -> Any: ...
 
 
-def load(file: Any) -> Any:
-    """Unpickle from an open file, and remember the notebook's classes that came with it."""
-    value = pickle.load(file)
-    _remember_classes()
-    return value
+_from_notebook: dict[type, str] = {}
+"""Classes that came with the inputs, and where the notebook's ``__main__`` has them."""
 
 
-def _remember_classes() -> None:
+def prepare() -> None:
+    """Import cloudpickle ahead of its use, where the environment has it."""
+    _pickler_class()
+
+
+def remember_classes(namespace: dict[str, Any]) -> None:
+    """Note the notebook's classes among the inputs just bound: those and no others go back by name.
+
+    A class that is bound to no name (it came with an instance only) goes back by value; cloudpickle
+    gives it the tracker id that it came with, by which the notebook knows its own.
+    """
     # cloudpickle registers every class that it rebuilds; nothing of the job's own is there yet.
-    module = sys.modules.get("cloudpickle.cloudpickle") or sys.modules.get("cloudpickle")
-    tracked = getattr(module, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ())
-    _from_notebook.update(each for each in tracked if each.__module__ == "__main__")
+    module = sys.modules.get("cloudpickle.cloudpickle")
+    tracked = getattr(module, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", None)
+    if not tracked:
+        return
+    pending = list(namespace.items())
+    while pending:
+        path, value = pending.pop()
+        if not isinstance(value, type) or value not in tracked or value in _from_notebook:
+            continue
+        if value.__module__ == "__main__" and value.__name__ == path.rpartition(".")[2]:
+            _from_notebook[value] = path
+            pending += [(f"{path}.{name}", inner) for name, inner in vars(value).items()]
 
 
 def dump(value: Any, file: _Writable) -> bool:
@@ -76,8 +90,8 @@ def _pickler_class() -> Any:
 
         def reducer_override(self, value: Any) -> Any:
             if isinstance(value, type):
-                if value in _from_notebook and "<locals>" not in value.__qualname__:
-                    return operator.attrgetter(value.__qualname__), (_MAIN,)
+                if value in _from_notebook:
+                    return operator.attrgetter(_from_notebook[value]), (_MAIN,)
             elif isinstance(value, BaseException):
                 reduced = _reduce_exception(value)
                 if reduced is not None:

@@ -7,7 +7,10 @@ import asyncio
 import builtins
 import inspect
 import linecache
+import selectors
+import signal
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable, Coroutine
@@ -40,16 +43,61 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine in a loop of its own; tasks that it leaves are cancelled quietly.
 
     The loop exists for this call only: a cell without ``await`` runs with no loop at all, so
-    ``asyncio.run`` works in it.
+    ``asyncio.run`` works in it. An interrupt raises `KeyboardInterrupt` where code runs; where
+    everything waits, it cancels the coroutine, so that its ``finally`` blocks run and the traceback
+    shows the line that waited.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        The coroutine was cancelled by an interrupt.
     """
+    main_task: asyncio.Task[Any] | None = None
+    loop: asyncio.AbstractEventLoop | None = None
 
     async def main() -> Any:
+        nonlocal main_task, loop
+        loop = asyncio.get_running_loop()
+        main_task = asyncio.current_task()
         try:
             return await coroutine
         finally:
-            asyncio.get_running_loop().set_exception_handler(_ignore)
+            loop.set_exception_handler(_ignore)
 
-    return asyncio.run(main())
+    def interrupt(_signal: int, frame: types.FrameType | None) -> None:
+        waits = frame is not None and frame.f_code.co_filename.startswith(_WAITING_CODE)
+        if _interrupted or not waits or loop is None or main_task is None or main_task.done():
+            raise KeyboardInterrupt
+        _interrupted.append(True)
+        main_task.cancel()
+        loop.call_soon_threadsafe(_nothing)  # wakes the loop
+
+    previous = signal.getsignal(signal.SIGINT)
+    ours = (
+        previous is signal.default_int_handler
+        and threading.current_thread() is threading.main_thread()
+    )
+    if ours:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        value = asyncio.run(main())
+    except asyncio.CancelledError as error:
+        raise as_interrupt(error) or error from None
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, previous)
+    return value
+
+
+_interrupted: list[bool] = []
+"""Not empty once an interrupt cancelled what waited."""
+
+
+def as_interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
+    """Return the `KeyboardInterrupt` that a cancellation stands for, None for any other error."""
+    if _interrupted and isinstance(error, asyncio.CancelledError):
+        return KeyboardInterrupt().with_traceback(error.__traceback__)
+    return None
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -215,5 +263,6 @@ def is_machinery(filename: str) -> bool:
     return filename.startswith((_OWN_FOLDER, _ASYNCIO_FOLDER))
 
 
+_WAITING_CODE = (asyncio.__file__.rpartition("/")[0] + "/", selectors.__file__)
 _OWN_FOLDER = __file__.rpartition("/")[0] + "/"
 _ASYNCIO_FOLDER = asyncio.__file__.rpartition("/")[0] + "/"

@@ -18,7 +18,7 @@ import tempfile
 import time
 from typing import Any
 
-from firepool_podagent.interpreter import threadpools
+from firepool_podagent.interpreter import pickling, threadpools
 
 _OOM_SCORE = 800
 _INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
@@ -26,6 +26,7 @@ _INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
 
 def prepare_template() -> None:
     """Find out what holds for every job of this environment; runs in the template."""
+    pickling.prepare()
     _can_plot_inline()
     threadpools.discover()
     importlib.invalidate_caches()  # imports importlib.metadata, which takes as long as a cell

@@ -145,7 +145,8 @@ class Template:
 
             channel, stdout, stderr, control = fds
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            # The job is born with interrupts blocked: one that comes early waits for it.
+            signal.pthread_sigmask(signal.SIG_SETMASK, (signal.SIGINT,))
             self._control.close()
             os.setsid()
             process.become_subreaper()  # before there is anything to orphan

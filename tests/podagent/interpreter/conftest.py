@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -378,6 +379,20 @@ def loaded(result: dict[str, Any], finished_in: Path | None = None) -> Any:
 
         return pyarrow.ipc.open_stream(data).read_all()
     return pickle.loads(data)
+
+
+@pytest.fixture(scope="session")
+def harness() -> Any:
+    """This module: functions that build inputs and read results."""
+    return sys.modules[__name__]
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """The notebook's ``__main__`` on this side."""
+    module = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    return module
 
 
 @pytest.fixture
