@@ -157,6 +157,10 @@ class JobQueue:
         """Return where a job waits; None when it does not."""
         return self.places.get(job.id)
 
+    def is_eligible(self, job: Job) -> bool:
+        """Whether a job could be placed now."""
+        return self.places.get(job.id) is Place.ELIGIBLE
+
     def position(self, job: Job) -> int:
         """Return a job's position in its pool, from 1."""
         return bisect.bisect_left(self.pool(job.sku).order, order_key(job)) + 1

@@ -7,6 +7,7 @@ when its client returns). A goodbye removes the session. A tag nobody registered
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -69,3 +70,101 @@ class Session:
         if self.connected or now < self.open_until:
             return SessionState.OPEN
         return SessionState.WAITING
+
+
+class SessionBook:
+    """Every stored session, and which of them are open.
+
+    Parameters
+    ----------
+    ttl_seconds
+        How long a session without its client stays whole.
+    open_sessions
+        The set of open sessions' keys; shared with the tracker's predicate, changed here alone.
+    """
+
+    def __init__(self, ttl_seconds: float, open_sessions: set[SessionKey]) -> None:
+        self.ttl_seconds = ttl_seconds
+        self.open_sessions = open_sessions
+        self._sessions: dict[SessionKey, Session] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def get(self, key: SessionKey | None) -> Session | None:
+        """Return a session; None when nobody registered it."""
+        return None if key is None else self._sessions.get(key)
+
+    def is_open(self, key: SessionKey) -> bool:
+        """Whether the session's client counts as connected."""
+        return key in self.open_sessions
+
+    def is_away(self, key: SessionKey | None) -> bool:
+        """Whether it is a stored session whose client is not there."""
+        return key is not None and key in self._sessions and key not in self.open_sessions
+
+    def any_live(self) -> bool:
+        """Whether any session has not lapsed."""
+        return any(not session.lapsed for session in self._sessions.values())
+
+    def put(self, session: Session, now: float) -> Session | None:
+        """Register or update a session: it counts as open for one period.
+
+        Returns
+        -------
+        Session or None
+            What was registered under its key before (another object, unchanged).
+        """
+        before = self._sessions.get(session.key)
+        session.connected = (
+            before is not None and before.connected and before.client_id == session.client_id
+        )
+        session.lapsed = False
+        self._sessions[session.key] = session
+        self._renew(session, now)
+        return before
+
+    def connect(self, key: SessionKey, client_id: str, now: float) -> Session | None:
+        """Note that the client's stream opened; None for an unknown or replaced client."""
+        session = self._sessions.get(key)
+        if session is None or session.client_id != client_id:
+            return None
+        session.connected = True
+        session.lapsed = False
+        self._renew(session, now)
+        return session
+
+    def disconnect(self, key: SessionKey, client_id: str, now: float) -> Session | None:
+        """Note that the client's stream closed; None for an unknown or replaced client."""
+        session = self._sessions.get(key)
+        if session is None or session.client_id != client_id or not session.connected:
+            return None
+        session.connected = False
+        session.open_until = now
+        session.expires_at = now + self.ttl_seconds
+        self.open_sessions.discard(key)
+        return session
+
+    def restart(self, key: SessionKey, now: float) -> None:
+        """Await the successor of a client that said goodbye; the session counts as open."""
+        session = self._sessions[key]
+        session.connected = False
+        self._renew(session, now)
+
+    def lapse_if_due(self, key: SessionKey, now: float) -> Session | None:
+        """Let a session lapse whose client has been away for a period; None when it is not due."""
+        session = self._sessions.get(key)
+        if session is None or session.connected or session.lapsed or now < session.expires_at:
+            return None
+        session.lapsed = True
+        self.open_sessions.discard(key)
+        return session
+
+    def remove(self, key: SessionKey) -> Session | None:
+        """Forget a session."""
+        self.open_sessions.discard(key)
+        return self._sessions.pop(key, None)
+
+    def _renew(self, session: Session, now: float) -> None:
+        session.open_until = session.expires_at = now + self.ttl_seconds
+        self.open_sessions.add(session.key)
