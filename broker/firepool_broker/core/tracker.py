@@ -142,12 +142,11 @@ class Tracker:
         with self._lock:
             bucket = self.buckets[job.sku]
             usage = self.usage.get(job.caller)
-            if usage is None:
-                usage = self.usage[job.caller] = Usage()
-            if usage.pods >= self._max_pods:
-                return Refusal.POD_LIMIT
-            if bucket.gpus and usage.gpus + bucket.gpus > self._max_gpus:
-                return Refusal.GPU_LIMIT
+            if usage is not None:
+                if usage.pods >= self._max_pods:
+                    return Refusal.POD_LIMIT
+                if bucket.gpus and usage.gpus + bucket.gpus > self._max_gpus:
+                    return Refusal.GPU_LIMIT
             found = self._find(bucket, job)
             if found is None:
                 return Refusal.NO_POD
@@ -163,6 +162,8 @@ class Tracker:
                 pod.retire_after = True
             bucket.insert(pod)
             self.leases[job.id] = pod
+            if usage is None:
+                usage = self.usage[job.caller] = Usage()
             usage.pods += 1
             usage.gpus += bucket.gpus
             self._log.append((pod.name, state.value, "ASSIGNED", now, job.id))
