@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).resolve().parent
 
 
 def main() -> int:
+    """Run every notebook; the exit status is that of the tests."""
     notebooks = sorted(EXAMPLES.glob("*.ipynb"))
     with tempfile.TemporaryDirectory(prefix="fp-", dir="/tmp") as home:
         environment = {**os.environ, "FIREPOOL_HOME": home, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
