@@ -22,7 +22,7 @@ import operator
 import pickle
 import sys
 import types
-from typing import Any
+from typing import Any, Protocol
 
 PROTOCOL = 5
 _OS_ERROR_FIELDS = ("errno", "strerror", "filename", "filename2")
