@@ -101,6 +101,8 @@ class PoolConfig(_Section, frozen=True):
     tag_policy: Literal["retire", "hint"] = "retire"
     """`retire`: a pod that serves another session of its caller retires afterwards. `hint`: the
     same session is preferred and nothing retires for it."""
+    drain_budget: int = 1
+    """Pods of an old template that retire at once for a new one."""
     starve_after_seconds: Seconds = Seconds(60.0)
     """A job blocked at the ceiling for this long is entitled to the next slot."""
     hold_break_tenure_seconds: Seconds = Seconds(60.0)

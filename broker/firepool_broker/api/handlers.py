@@ -32,6 +32,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
+_LINE_ENDS = tuple(
+    (character.encode(), b"\\u%04x" % ord(character)) for character in "\x85\u2028\u2029"
+)
 _BUFFER_BYTES = 256 * 1024
 
 
@@ -323,11 +326,13 @@ class _EventStream:
 def encoded(event: types.StreamEvent) -> bytes:
     """Return an event as it goes over the wire."""
     number = b"" if event.number is None else b"id: %d\n" % event.number
-    return b"%sevent: %s\ndata: %s\n\n" % (
-        number,
-        event.event.encode(),
-        event.data.strip().replace(b"\n", b" "),
-    )
+    data = event.data.strip().replace(b"\n", b" ")
+    # many clients split a stream into lines as Python does, not as the standard says; in JSON
+    # these characters stand in strings only, so that their escapes mean the same
+    for character, escape in _LINE_ENDS:
+        if character in data:
+            data = data.replace(character, escape)
+    return b"%sevent: %s\ndata: %s\n\n" % (number, event.event.encode(), data)
 
 
 def without_nulls(view: types.ErrorView) -> bytes:

@@ -12,7 +12,6 @@ import stat
 from pathlib import Path
 
 from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
 from tornado.web import Application
 
 _BODY_BYTES = 64 * 1024 * 1024
@@ -77,10 +76,23 @@ def unix_socket(path: Path) -> socket.socket:
 
 def tcp_sockets(host: str, port: int) -> list[socket.socket]:
     """Listen on a TCP address; port 0 takes a free one."""
+    listening: list[socket.socket] = []
     try:
-        return bind_sockets(port, host, backlog=_BACKLOG)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in found:
+            if listening and port == 0:
+                break  # a second family would get another free port
+            one = socket.socket(family, kind, protocol)
+            listening.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(address)
+            one.setblocking(False)
+            one.listen(_BACKLOG)
     except OSError as error:
+        for one in listening:
+            one.close()
         raise AddressUnusable(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listening
 
 
 def _answers(path: Path) -> bool:
