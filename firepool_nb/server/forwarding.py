@@ -52,8 +52,8 @@ _RESPONSE_HEADERS = (
     *("Accept-Ranges", "Cache-Control", "Content-Encoding", "Content-Length", "Content-Range"),
     *("Content-Type", "ETag", "Last-Modified", "Retry-After"),
 )
-#: Query arguments that are Jupyter's own.
-_JUPYTER_ARGUMENTS = {"token", "_xsrf", "no_track_activity"}
+#: Query arguments that are Jupyter's own; the bare number is how JupyterLab keeps caches away.
+_JUPYTER_ARGUMENTS = re.compile(r"(token|_xsrf|no_track_activity)(=.*)?|\d+")
 #: Requests that bring work: they start the machine's own broker when none runs.
 _STARTING = re.compile(r"(POST|PUT) v1/(jobs|sessions|packages/[^/]+|blobs/[^/]+)")
 
@@ -264,7 +264,7 @@ class ForwardHandler(FirepoolHandler):
         arguments = [
             argument
             for argument in self.request.query.split("&")
-            if argument and argument.split("=", 1)[0] not in _JUPYTER_ARGUMENTS
+            if argument and not _JUPYTER_ARGUMENTS.fullmatch(argument)
         ]
         return f"/{path}" + (f"?{'&'.join(arguments)}" if arguments else "")
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 ARTIFACTS = ROOT / "test-artifacts"
@@ -29,6 +29,8 @@ CHROMIUM_FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
+# Machines are shared and slow; what is awaited comes at once on a free one
+expect.set_options(timeout=15_000)
 QUIET_SETTINGS = {
     "apputils-extension/notification": '{"fetchNews": "false", "checkForUpdates": false}',
     # One moment of saving, chosen by the test
@@ -353,6 +355,10 @@ class Lab:
             ".model.outputs.toJSON()",
             index,
         )
+
+    def printed(self, index: int) -> str:
+        """What the cell's code has written to stdout and stderr."""
+        return "".join(part.get("text", "") for part in self.outputs(index))
 
     def save(self) -> None:
         self.page.evaluate(

@@ -56,7 +56,7 @@ def test_output_arrives_while_the_cell_runs(lab):
     lab.screenshot("cell-live")
     go.touch()
     lab.wait_done(1)
-    assert "".join(part["text"] for part in lab.outputs(1)) == numbered(6)
+    assert lab.printed(1) == numbered(6)
 
 
 def test_a_plot_is_one_picture(lab):
@@ -180,11 +180,12 @@ def test_a_page_reloaded_during_a_cell_shows_all_output(lab):
     go.touch()
     expect(lab.cell(1)).to_contain_text("line 5")
     lab.wait_not_running(1)
-    assert "".join(part["text"] for part in lab.outputs(1)) == numbered(6)
+    assert lab.printed(1) == numbered(6)
     lab.screenshot("cell-reloaded")
     # and it is the notebook's from now on: saved, run again
     lab.save()
-    assert lab.run(1) == numbered(6)
+    lab.run(1)
+    assert lab.printed(1) == numbered(6)
 
 
 def test_a_cell_that_ended_while_no_page_was_there_is_complete(lab):
@@ -202,7 +203,7 @@ def test_a_cell_that_ended_while_no_page_was_there_is_complete(lab):
     lab.reopen("away.ipynb")
     expect(lab.cell(1)).to_contain_text("line 3")
     lab.wait_not_running(1)
-    assert "".join(part["text"] for part in lab.outputs(1)) == numbered(4)
+    assert lab.printed(1) == numbered(4)
 
 
 def test_the_panel_shows_the_session_and_its_jobs(lab):

@@ -24,7 +24,7 @@ def test_requests_arrive_with_our_token_and_without_jupyters(
         "Firepool-File": "/etc/passwd",
         "X-Forwarded-For": "1.2.3.4",
     }
-    target = url(f"v1/sessions/a%2Fb?limit=3&token={secret}&state=queued%20x")
+    target = url(f"v1/sessions/a%2Fb?limit=3&token={secret}&state=queued%20x&1796066073760")
     response = run(http.get(target, headers=headers))
     assert response.status_code == 200
     (seen,) = scripted.requests
@@ -145,7 +145,7 @@ def test_a_slow_start_is_shared_and_blocks_nobody(run, http, url, token, embedde
         assert [(await start).status_code for start in starts] == [200, 200, 200]
         return lag
 
-    assert run(scene()) < 0.2
+    assert run(scene()) < 2.0  # a blocked loop would be late by the whole wait
     assert embedded.starts == 1
 
 
@@ -164,7 +164,7 @@ def test_a_hanging_broker_is_named_and_blocks_nobody(
             assert response.json()["error"]["class"] == "BrokerTimeout"
         return lag
 
-    assert run(scene()) < 0.2
+    assert run(scene()) < 2.0  # a blocked loop would be late by the whole wait
 
 
 def test_a_replaced_broker_is_found_again(run, http, url, token, embedded, scripted):
