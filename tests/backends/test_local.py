@@ -219,7 +219,7 @@ async def test_a_pid_that_was_given_to_somebody_else_is_left_alone(
 ) -> None:
     first = await make().start()
     await first.serving()
-    folder = Path(first.backend.folder("pod-1"))
+    folder = Path(first.backend.shared_folder("pod-1"))
     agent = first.backend.agent("pod-1")
     await first.backend.stop()
     assert agent is not None
@@ -275,7 +275,7 @@ async def test_a_folder_that_cannot_be_removed_does_not_stop_anything(
 ) -> None:
     watched = await make().start()
     await watched.serving()
-    locked = Path(watched.backend.folder("pod-1")) / "locked"
+    locked = Path(watched.backend.shared_folder("pod-1")) / "locked"
     locked.mkdir()
     (locked / "file").write_text("x")
     locked.chmod(0)

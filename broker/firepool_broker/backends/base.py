@@ -166,6 +166,15 @@ class Backend(Protocol):
     async def annotate(self, name: str, annotations: Annotations) -> None:
         """Merge annotations into the pod's own record; a value of None removes its key."""
 
+    def shared_folder(self, name: str) -> str:
+        """Name a folder that broker and agent see under one path.
+
+        Raises
+        ------
+        KeyError
+            When there is no such pod.
+        """
+
     def address(self, name: str) -> PodAddress:
         """Say where the pod's agent is reached.
 

@@ -225,8 +225,8 @@ class LocalBackend:
         """Return pid and start time of the pod's agent; None while it does not serve."""
         return self._pods[name].agent
 
-    def folder(self, name: str) -> str:
-        """Name the pod's own folder."""
+    def shared_folder(self, name: str) -> str:
+        """Name the pod's own folder: its agent sees it under the same path."""
         return self._pods[name].directory
 
     # -- starting --------------------------------------------------------------------------

@@ -45,7 +45,10 @@ def error_of(job: Job, outcome: Outcome) -> JobError | None:
     if job.cancelling is not None:
         return job.cancelling
     if job.interrupted and error.error_class != "OOM":
-        stopped = error.error_class in ("Interrupted", "Signal") or ename == "KeyboardInterrupt"
+        stopped = (
+            error.error_class in ("Interrupted", "Signal", "Cancelled")
+            or ename == "KeyboardInterrupt"
+        )
         if stopped:
             how = "killed after an interrupt" if job.killed else "interrupted"
             return JobError("Interrupted", how)

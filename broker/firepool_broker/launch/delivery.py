@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -82,18 +85,42 @@ class Delivery:
         setting = self._setting(caller, tag, job_id)
         return attempt_spec(job_id, attempt, caller, request, setting, self._settings[pool])
 
-    async def deliver(self, client: AgentClient, job_id: str) -> None:
-        """Hand over what the job names, by file, all at once."""
+    async def deliver(self, client: AgentClient, folder: str, job_id: str) -> None:
+        """Hand over what the job names, all at once.
+
+        Parameters
+        ----------
+        folder
+            One that broker and agent see under the same path. A pod need not see the broker's
+            own folders, so each file is linked there first.
+        """
         wanted = references(self._job(job_id)[3])
-        if not wanted:
-            return
-        transfers = []
-        for kind, digest in wanted:
-            path = self._blobs.path(digest)
-            if path is not None:
-                transfers.append(client.deliver(kind, digest, str(path)))
-        await asyncio.gather(*transfers)
+        if wanted:
+            await asyncio.gather(
+                *(self._hand_over(client, folder, kind, digest) for kind, digest in wanted)
+            )
+
+    async def _hand_over(self, client: AgentClient, folder: str, kind: str, digest: str) -> None:
+        path = self._blobs.path(digest)
+        if path is None:
+            return  # the agent names what it lacks
+        link = os.path.join(folder, f"{kind}-{digest}.incoming")
+        try:
+            await asyncio.to_thread(_link, str(path), link)
+            await client.deliver(kind, digest, link)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(link)
 
     def prepare_request(self, pool: str, caller: str, tag: str) -> dict[str, Any] | None:
         """Build what an agent is told to prepare for a session."""
         return prepare_request(self._setting(caller, tag, ""), self._settings[pool])
+
+
+def _link(path: str, link: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(link)
+    try:
+        os.link(path, link)
+    except OSError:
+        shutil.copyfile(path, link)  # another file system, or one without links

@@ -140,33 +140,64 @@ class Attempts:
         try:
             spec = await self._delivery.specification(attempt.job_id, attempt.number)
         except Undeliverable as error:
-            self._post(
-                events.LaunchFailed(
-                    attempt.job_id, attempt.number, error.error_class, str(error), False
-                )
-            )
+            self._failed(attempt, error.error_class, str(error))
             return
-        for pause in self._pauses(attempt):
-            client = self._client(attempt)
-            if client is None:
-                return  # the pod is gone: the fleet says so
-            try:
-                await self._delivery.deliver(client, attempt.job_id)
-                await client.start_attempt(spec)
-                break
-            except AgentUnreachable:
-                await attempt.pause(pause)  # nobody knows whether it runs: ask again
-            except AgentRefused as error:
-                if await self._refused(attempt, error):
-                    return
-                await attempt.pause(pause)
-            except AgentLied as error:
-                self._fleet.condemn(attempt.pod, str(error))
-                return
-        else:
+        if not await self._deliver(attempt) or not await self._hand_over(attempt, spec):
             return
         attempt.handed_over.set()
         await self._follow(attempt)
+
+    async def _deliver(self, attempt: _Attempt) -> bool:
+        """Bring the attempt's files to its pod; False when that is settled otherwise."""
+        for pause in self._pauses(attempt):
+            client = self._client(attempt)
+            if client is None:
+                return False  # the pod is gone: the fleet says so
+            try:
+                folder = self._fleet.backend.shared_folder(attempt.pod)
+                await self._delivery.deliver(client, folder, attempt.job_id)
+                return True
+            except AgentUnreachable:
+                await attempt.pause(pause)
+            except AgentRefused as error:
+                if await self._refused(attempt, error):
+                    return False
+                await attempt.pause(pause)
+            except AgentLied as error:
+                self._fleet.condemn(attempt.pod, str(error))
+                return False
+            except OSError as error:
+                self._failed(attempt, "LaunchFailed", f"its files cannot be delivered: {error}")
+                return False
+        return False
+
+    async def _hand_over(self, attempt: _Attempt, spec: dict[str, Any]) -> bool:
+        """Start the attempt, asking again until its fate is known; False when it does not run."""
+        for pause in self._pauses(attempt):
+            client = self._client(attempt)
+            if client is None:
+                return False
+            try:
+                await client.start_attempt(spec)
+                return True
+            except AgentUnreachable:
+                await attempt.pause(pause)  # nobody knows whether it runs
+            except AgentRefused as error:
+                if await self._refused(attempt, error):
+                    return False
+                await attempt.pause(pause)
+            except AgentLied as error:
+                self._fleet.condemn(attempt.pod, str(error))
+                return False
+        return False
+
+    def _failed(
+        self, attempt: _Attempt, error_class: str, message: str, *, pod_suspect: bool = False
+    ) -> None:
+        """Say that an attempt certainly does not run."""
+        self._post(
+            events.LaunchFailed(attempt.job_id, attempt.number, error_class, message, pod_suspect)
+        )
 
     async def _refused(self, attempt: _Attempt, error: AgentRefused) -> bool:
         """Deal with a refused hand-off; True when that settles it."""
@@ -175,18 +206,14 @@ class Attempts:
             return True
         if error.error_class == "Internal" and await self._was_started(attempt):
             return False  # something went wrong afterwards: asking again tells its state
-        message = f"{error.error_class}: {error.message}"
         if error.error_class == "Unauthorized":
             self._fleet.condemn(attempt.pod, f"its agent refuses our signature: {error.message}")
             return True
-        self._post(
-            events.LaunchFailed(
-                attempt.job_id,
-                attempt.number,
-                "PackageInvalid" if error.error_class == "DigestMismatch" else "LaunchFailed",
-                message,
-                pod_suspect=error.error_class not in ("Missing", "DigestMismatch"),
-            )
+        self._failed(
+            attempt,
+            "PackageInvalid" if error.error_class == "DigestMismatch" else "LaunchFailed",
+            f"{error.error_class}: {error.message}",
+            pod_suspect=error.error_class not in ("Missing", "DigestMismatch", "BadRequest"),
         )
         return True
 
@@ -313,14 +340,10 @@ class Attempts:
         if self._blobs.path(digest) is not None:
             return
         try:
-            upload = self._blobs.upload(digest)
-            try:
+            async with self._blobs.upload(digest) as upload:
                 async for piece in client.result(attempt.id, str(result["name"])):
                     await upload.write(piece)
                 await upload.commit()
-            except BaseException:
-                upload.abort()
-                raise
         except (StoreError, AgentRefused) as error:
             result["sha256"] = None
             result["error"] = f"it could not be fetched from the pod: {error}"
@@ -332,15 +355,7 @@ class Attempts:
         if attempt.outcome_posted:  # its journal is gone before the reset was told of
             self._fleet.await_reset(attempt.pod)
             return
-        self._post(
-            events.LaunchFailed(
-                attempt.job_id,
-                attempt.number,
-                "LaunchFailed",
-                "the attempt never reached its pod",
-                pod_suspect=False,
-            )
-        )
+        self._failed(attempt, "LaunchFailed", "the attempt never reached its pod")
 
     def settled(self, live: LiveJob, instruction: FinishJob) -> None:
         """Tell the agent that an attempt is settled, so that it may forget it."""

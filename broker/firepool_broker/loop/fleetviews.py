@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from firepool_broker.api import types
 from firepool_broker.core.instructions import NotifyPod
@@ -85,12 +85,16 @@ class FleetViews:
         pod = self._machine.tracker.pods.get(name)
         return None if pod is None else pod.owner or ""
 
-    def pods_of_session(self, caller: str, tag: str, state: str | None = None) -> list[str]:
-        """Name the pods that a session holds or uses, or those in one state."""
+    def pods_of_session(
+        self, caller: str, tag: str, states: Collection[str] | None = None
+    ) -> list[str]:
+        """Name the pods that a session holds or uses, or those of them in some states."""
         return [
             pod.name
             for pod in self._machine.tracker.pods.values()
-            if pod.owner == caller and pod.tag == tag and state in (None, pod.state.value)
+            if pod.owner == caller
+            and pod.tag == tag
+            and (states is None or pod.state.value in states)
         ]
 
     def notify(self, instruction: NotifyPod) -> None:

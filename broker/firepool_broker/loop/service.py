@@ -206,7 +206,7 @@ class Service:
     async def release_session(self, identity: Identity, lease_tag: str) -> list[str]:
         """Give the session's held pods back."""
         self._sessions.view(identity.caller, lease_tag, [])  # refuses one that is not there
-        held = self._views.pods_of_session(identity.caller, lease_tag, state="HELD")
+        held = self._views.pods_of_session(identity.caller, lease_tag, ("HELD", "RESETTING"))
         self._dispatcher.post(happenings.ReleaseRequested(identity.caller, lease_tag))
         return held
 
