@@ -50,7 +50,7 @@ def error_of(job: Job, outcome: Outcome) -> JobError | None:
             or ename == "KeyboardInterrupt"
         )
         if stopped:
-            how = "killed after an interrupt" if job.killed else "interrupted"
+            how = "killed after an interrupt" if job.killed else "the code in the pod was stopped"
             return JobError("Interrupted", how)
     return error
 

@@ -319,7 +319,8 @@ class IPythonShell:
             profile_dir=_NoProfile(location=os.devnull),
             user_module=main,
             loop_runner=plain.run_coroutine,
-            colors="Linux" if IPython.version_info < (9, 0) else "linux",
+            # readable on light and dark ground: nobody here knows where it will be shown
+            colors="Neutral" if IPython.version_info < (9, 0) else "neutral",
         )
         self._shell.autoawait = True
         # A job ends by its own order of things; the shell has nothing on disk to tidy.
