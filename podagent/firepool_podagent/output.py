@@ -1,8 +1,8 @@
 """From pieces of text and messages to the numbered sequence: coalescing and the cap.
 
-A first piece of text goes out at once, so that a person sees a line when it is printed; what
-follows within 50 ms goes out as one message, so that a loop of prints does not become a flood of
-messages. Above the cap the first half has been sent live; of the rest the last half is kept (on the
+A first line goes out at once, so that a person sees it when it is printed (a piece without its
+newline waits a moment: ``print`` writes the two apart); what follows within 50 ms goes out as one
+message, so that a loop of prints does not become a flood of messages. Above the cap the first half has been sent live; of the rest the last half is kept (on the
 pod's disk, not in memory) and sent at the end, after a note that says how many bytes are missing.
 The writer is never held back.
 """
@@ -19,6 +19,7 @@ from typing import Any
 from firepool_podagent import journal
 
 COALESCE_SECONDS = 0.05
+REST_OF_LINE_SECONDS = 0.002
 PIECE_BYTES = 128 << 10
 _DROPPABLE = frozenset(
     ("stream", "display_data", "update_display_data", "execute_result", "clear_output")
@@ -43,6 +44,7 @@ class Coalescer:
         self._pending: list[tuple[str, list[str]]] = []
         self._size = 0
         self._last = float("-inf")
+        self._due = 0.0
 
     def text(self, name: str, text: str) -> None:
         """Take a piece of text of ``stdout`` or ``stderr``."""
@@ -52,8 +54,12 @@ class Coalescer:
             self._pending[-1][1].append(text)
         else:
             self._pending.append((name, [text]))
+        now = self._now()
+        if not self._size:
+            self._due = max(self._last + COALESCE_SECONDS, now + REST_OF_LINE_SECONDS)
         self._size += len(text)
-        if self._size >= PIECE_BYTES or self._now() - self._last >= COALESCE_SECONDS:
+        line_ended = text.endswith("\n") and now - self._last >= COALESCE_SECONDS
+        if line_ended or self._size >= PIECE_BYTES:
             self.flush()
 
     def message(self, message: dict[str, Any]) -> None:
@@ -74,7 +80,7 @@ class Coalescer:
         """Seconds until waiting text should go out, ``None`` when none waits."""
         if not self._pending:
             return None
-        return max(0.0, self._last + COALESCE_SECONDS - self._now())
+        return max(0.0, self._due - self._now())
 
 
 class CappedOutput:

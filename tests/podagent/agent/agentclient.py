@@ -123,7 +123,7 @@ class Agent:
     def wait_gone(self, seconds: float = 10) -> None:
         until(lambda: not self.alive, seconds, "the agent does not end")
 
-    # --- requests --------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
 
     def request(
         self,

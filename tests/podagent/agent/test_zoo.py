@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import zoo
 from agentclient import Agent, until
-
 from firepool_podagent import processes
 
 HERE = Path(__file__).parent
@@ -136,7 +135,7 @@ def test_the_death_of_the_agent_ends_its_job(agent: Agent, fifo: Watched) -> Non
     until(lambda: not fifo.held(), 5, "processes outlive the agent")
 
 
-# --- the same zoo, and killers that everyone writes first ------------------------------------------
+# --- the same zoo, and killers that everyone writes first --------------------------------------
 
 
 def _kill_group(leader: int) -> None:
