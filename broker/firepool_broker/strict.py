@@ -6,7 +6,6 @@ The API and the configuration decode through here, so both say the same words.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -61,9 +60,16 @@ def convert(value: object, kind: type[T], hook: Hook | None = None) -> T:
 
 def unknown_name(name: str, known: Iterable[str], what: str, path: str = "") -> NotStrict:
     """Return the refusal of a name that does not exist."""
-    nearest = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return NotStrict(f"unknown {what} {name!r}{hint}", _joined(path, name), unknown=True)
+    message = f"unknown {what} {name!r}{_hint(name, known)}"
+    return NotStrict(message, _joined(path, name), unknown=True)
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    """Return a question after the nearest known word, nothing when none is near."""
+    import difflib  # only refusals need it
+
+    nearest = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def _explained(message: str, kind: type) -> NotStrict:
@@ -80,11 +86,9 @@ def _explained(message: str, kind: type) -> NotStrict:
         return NotStrict(f"field {name!r} is missing", name)
     if value := _NOT_AMONG.fullmatch(reason):
         words = _words_at(kind, path)
-        nearest = difflib.get_close_matches(value.group("value"), words, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        return NotStrict(
-            f"field {path!r}: {value.group('value')!r} is none of {', '.join(words)}{hint}", path
-        )
+        word = value.group("value")
+        hint = _hint(word, words)
+        return NotStrict(f"field {path!r}: {word!r} is none of {', '.join(words)}{hint}", path)
     reason = reason[:1].lower() + reason[1:]
     return NotStrict(f"field {path!r}: {reason}" if path else f"the body: {reason}", path or None)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from firepool_broker.api import variables
+from firepool_broker.api import types, variables
 
 MakeCell = Callable[..., dict[str, Any]]
 
@@ -240,3 +240,53 @@ async def test_wrong_sessions_are_refused(client: httpx.AsyncClient) -> None:
     ):
         error = await refusal(client, body, "/v1/sessions")
         assert error["field"] == field
+
+
+_NASTY = (
+    None,
+    True,
+    -1,
+    0,
+    2**63,
+    1.5,
+    1e308,
+    "",
+    "\0",
+    "../../etc/passwd",
+    "x" * 5000,
+    "\U0001f525\u202e",
+    "\r\nX: y",
+    [],
+    [None],
+    [[]],
+    {},
+    {"": ""},
+    {"a": {"b": {}}},
+    [{"kind": "value", "format": "json", "name": "x", "data": "%%%"}],
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/jobs", types.JobRequest),
+        ("/v1/sessions", types.SessionRequest),
+        ("/v1/shutdown", types.ShutdownRequest),
+        ("/v1/jobs/none/interrupt", types.InterruptRequest),
+        ("/v1/jobs/none/cancel", types.Empty),
+    ],
+)
+async def test_no_value_of_any_field_costs_the_broker(
+    client: httpx.AsyncClient, path: str, kind: Any
+) -> None:
+    good = {"kind": "cell", "code": "1"} if kind is types.JobRequest else {}
+    if kind is types.SessionRequest:
+        good = {"lease_tag": "nb", "client_id": "c"}
+    for field in (*kind.__struct_fields__, "unknown"):
+        for value in _NASTY:
+            answer = await client.post(path, json={**good, field: value})
+            assert answer.status_code < 500, (field, value, answer.text)
+            if answer.status_code >= 400:
+                error = answer.json()["error"]
+                assert error["message"]
+                assert error["class"] not in ("BadRequest", "InternalError")

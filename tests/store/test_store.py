@@ -263,6 +263,22 @@ async def test_ten_thousand_submits_in_a_burst_are_all_there(store: Store, job: 
     assert len(await store.unfinished_jobs()) == 10_000
 
 
+async def test_the_log_is_folded_in_when_nothing_waits(
+    store: Store, tmp_path: Path, job: MakeJob
+) -> None:
+    log = tmp_path / "broker.db-wal"
+    big = [job(f"j{i}", request=b"x" * 100_000) for i in range(100)]
+    await asyncio.gather(*map(store.insert_job, big))
+    assert log.stat().st_size > 8_000_000
+    for number in range(200):  # a write now and then; the checkpoint comes in between
+        await store.insert_job(job(f"k{number}"))
+        if log.stat().st_size < 2_000_000:
+            break
+        await asyncio.sleep(0.05 if number else 1.0)
+    assert log.stat().st_size < 2_000_000
+    assert len(await store.unfinished_jobs()) > 100
+
+
 # -- queries -----------------------------------------------------------------------------------
 
 

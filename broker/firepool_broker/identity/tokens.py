@@ -92,9 +92,9 @@ class Authenticator:
         message = "\0".join(("session", caller, lease_tag)).encode()
         token = _SESSION_PREFIX + hmac.new(self._secret, message, hashlib.sha256).hexdigest()
         digest = _digest(token)
-        if digest not in self._known:
-            await self._store.put_token(digest, caller, lease_tag, self._clock())
-            self._remember(digest, Identity(caller=caller, session=lease_tag))
+        # always, and not only when it is new here: a goodbye may have revoked it since
+        await self._store.put_token(digest, caller, lease_tag, self._clock())
+        self._remember(digest, Identity(caller=caller, session=lease_tag))
         return token
 
     def forget(self, caller: str, lease_tag: str) -> None:

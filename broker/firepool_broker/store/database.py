@@ -56,6 +56,8 @@ class Database:
                 self._connection.execute("PRAGMA synchronous=FULL")
                 # a checkpoint inside a commit would add its own syncs to that commit's latency
                 self._connection.execute("PRAGMA wal_autocheckpoint=0")
+                # so that the log's size says how much of it still waits for a checkpoint
+                self._connection.execute(f"PRAGMA journal_size_limit={_CHECKPOINT_BYTES // 4}")
                 if read_only:
                     self._connection.execute("PRAGMA query_only=ON")
         except BaseException:
@@ -169,7 +171,8 @@ class Database:
             return
         if size_bytes > (_CHECKPOINT_BYTES if idle else _CHECKPOINT_NOW_BYTES):
             with self._translated():
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                # passive: a reader that takes its time must not hold up the writes
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def close(self) -> None:
         """Close the connection."""
