@@ -183,9 +183,15 @@ class Lab:
         self.server = server
         self.page = page
         self.errors: list[str] = []
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("pageerror", self._note_error)
         page.on("dialog", lambda dialog: dialog.accept())  # "leave this page?"
         page.set_default_timeout(30_000)
+
+    def _note_error(self, error: Any) -> None:
+        """Keep the errors of our own scripts; Lab's parts have theirs when a kernel goes."""
+        text = f"{error}\n{getattr(error, 'stack', '')}"
+        if "firepool" in text:
+            self.errors.append(text)
 
     def open(self) -> None:
         self.page.goto(f"{self.server.url}lab?token={TOKEN}&reset")

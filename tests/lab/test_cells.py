@@ -116,6 +116,7 @@ def test_an_exception_is_shown_once_and_stops_run_all(lab):
     assert shown.count("Traceback (most recent call last)") <= 1
     assert shown.count("invalid literal for int() with base 10: 'seven'") == 1
     assert "deep()" in shown
+    assert "In[2], line 5" in shown  # the notebook's own numbers, the magic's line counted
     assert "run_cell_magic" not in shown  # nothing of the local machinery
     lab.screenshot("cell-raises")
     assert lab.execution_count(2) is None
