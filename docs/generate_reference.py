@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from firepool_broker import config
+from firepool_broker.api import errors
 from firepool_broker.api.openapi import document
 from firepool_broker.docstrings import field_texts
 from msgspec import NODEFAULT, Struct, structs
@@ -29,13 +30,120 @@ does; a combination that is not safe is refused naming both settings. Durations 
 such as `10m` or `1h 30m`. What can be switched off takes the word `off`.
 """
 
+_API_INTRODUCTION = """\
+# HTTP API of the broker
+
+Made from the route table and the types that decode requests by `python docs/generate_reference.py`;
+not to be edited. Programs read the same in [openapi.json](openapi.json).
+
+Every request carries `Authorization: Bearer TOKEN`: the token of the connection file, or a
+session's token from `POST /v1/sessions`. An unknown field is refused with the nearest known one. A
+refusal is `{"error": {"class", "message", "field"?, "retry_after"?, "job"?}}`; classes of jobs that
+failed are not refusals, they stand in the job's own `error`. Answers of type `text/event-stream`
+are server-sent events: an event with an `id` can be resumed after with `from=` or `Last-Event-ID`,
+comments keep the connection alive.
+
+## Events of a job's output
+
+`GET /v1/jobs/{job_id}/output` begins with `job` (a JobView) and closes after `end` (the JobView of
+the ended job); `status` comes in between whenever the job moves or waits for another reason. These
+three have no `id`. Everything else is a message of the job: its event is the message's `type`, its
+`id` the number `n`, which is contiguous over all attempts of the job. Each message also carries its
+`attempt`.
+
+| `type` | fields |
+|---|---|
+| `stream` | `name` (`stdout` or `stderr`), `text` |
+| `display_data`, `update_display_data` | `data`, `metadata`, `transient` |
+| `execute_result` | `data`, `metadata` |
+| `clear_output` | `wait` |
+| `error` | `ename`, `evalue`, `traceback`, `exception` |
+| `result` | as Result |
+| `note` | `level` (`info` or `warning`), `text`: a line that a person would want to know |
+| `status` | `phase`: `installing`, `started` or `resetting` |
+| `divider` | `text`: what follows comes from another attempt |
+
+A message of type `status` has an `id`; the event `status` about the job's state has none.
+"""
+
 
 def references() -> dict[Path, str]:
     """Return the text of each generated file."""
     return {
         REFERENCE / "openapi.json": json.dumps(document(), indent=1, ensure_ascii=False) + "\n",
+        REFERENCE / "api.md": _api(document()),
         REFERENCE / "configuration.md": _configuration(),
     }
+
+
+def _api(described: dict[str, Any]) -> str:
+    """Return the API's reference for people, from the same document that programs read."""
+    lines = [_API_INTRODUCTION, "## Operations", ""]
+    lines += ["| operation | what it does | takes | answers |", "|---|---|---|---|"]
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            if method == "parameters":
+                continue
+            takes = [f"`{each['name']}`" for each in operation.get("parameters", ())]
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                takes.insert(0, _reference(content) or "bytes")
+            answers = [
+                f"{status} {_answer(answer)}".strip()
+                for status, answer in operation["responses"].items()
+                if status != "default"
+            ]
+            lines.append(
+                f"| `{method.upper()} {path}` | {operation['summary']} | {', '.join(takes)} "
+                f"| {'; '.join(answers)} |"
+            )
+    lines += ["", "## Refusals", "", "| status | class | when |", "|---|---|---|"]
+    for kind in _refusals(errors.Refused):
+        text = str(kind.__doc__).splitlines()[0]
+        lines.append(f"| {kind.status} | `{kind.error_class}` | {text} |")
+    lines += ["", "## Types", ""]
+    for name, schema in described["components"]["schemas"].items():
+        lines += [f"### {name}", "", schema.get("description", ""), ""]
+        lines += ["| field | type | meaning |", "|---|---|---|"]
+        required = schema.get("required", ())
+        for field, inner in schema["properties"].items():
+            must = " (required)" if field in required and "additionalProperties" in schema else ""
+            text = inner.get("description", "").replace("|", "\\|")
+            lines.append(f"| `{field}`{must} | {_schema(inner)} | {text} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _answer(answer: dict[str, Any]) -> str:
+    for media, content in answer.get("content", {}).items():
+        return _reference(content) or f"`{media}`"
+    return ""
+
+
+def _reference(content: dict[str, Any]) -> str:
+    return _schema(content["schema"]) if "$ref" in content.get("schema", {}) else ""
+
+
+def _schema(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(_schema(each) for each in schema["anyOf"])
+    if "enum" in schema:
+        return ", ".join(f"`{word}`" for word in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_schema(schema['items'])}"
+    if schema.get("type") == "object":
+        inner = schema.get("additionalProperties")
+        return f"object of {_schema(inner)}" if isinstance(inner, dict) and inner else "object"
+    return str(schema.get("type", "anything"))
+
+
+def _refusals(kind: type[errors.Refused]) -> list[type[errors.Refused]]:
+    found = list(kind.__subclasses__())
+    for each in kind.__subclasses__():
+        found += _refusals(each)
+    return sorted(found, key=lambda each: (each.status, each.error_class))
 
 
 def _configuration() -> str:

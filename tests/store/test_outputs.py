@@ -76,6 +76,20 @@ async def test_a_message_cannot_forge_its_place(outputs: OutputStore) -> None:
     assert await numbers(outputs.read("j")) == [0, 1]
 
 
+async def test_the_position_is_right_after_an_end_and_a_late_message(
+    outputs: OutputStore,
+) -> None:
+    await outputs.append("j", [stream(0)], attempt=1)
+    outputs.finish("j")
+    before = outputs.summary("j")
+    assert (before.next, before.bytes) == (1, outputs.summary("j").bytes)
+    await outputs.append("j", [{"type": "note", "level": "info", "text": "late"}])
+    assert outputs.summary("j").next == 2
+    outputs.finish("j")
+    assert outputs.summary("j").next == 2
+    assert await numbers(outputs.read("j")) == [0, 1]
+
+
 def test_a_job_id_that_leaves_the_folder_is_refused(outputs: OutputStore) -> None:
     for job_id in ("../x", "a/b", "", ".hidden", "x" * 65):
         with pytest.raises(StoreUnavailable, match="not a job id"):

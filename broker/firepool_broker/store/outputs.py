@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -28,6 +29,7 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # what explains a job is worth more than the cap that its text has used up
 _ALWAYS_KEPT = frozenset({"error", "result", "note", "divider"})
 _ALWAYS_KEPT_BYTES = 16 * 1024 * 1024
+_REMEMBERED = 10_000
 
 Message = Mapping[str, object]
 
@@ -49,6 +51,7 @@ class OutputStore:
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._logs: dict[str, OutputLog] = {}
+        self._ended: OrderedDict[str, OutputPosition] = OrderedDict()
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -126,17 +129,20 @@ class OutputStore:
         log = self._logs.pop(job_id, None)
         if log is not None:
             log.finish()
+            self._remember(job_id, log)
 
     # -- reading -------------------------------------------------------------------------------
 
     def summary(self, job_id: str) -> OutputPosition:
         """Return how much is kept of a job."""
         log = self._logs.get(job_id)
-        if log is None:
-            log = self._opened(job_id, write=False)
-            if log is None:
-                return OutputPosition()
-        return OutputPosition(next=log.next, bytes=log.bytes, dropped_bytes=log.dropped_bytes)
+        if log is not None:
+            return _position(log)
+        known = self._ended.get(job_id)
+        if known is not None:
+            return known
+        log = self._opened(job_id, write=False)
+        return OutputPosition() if log is None else self._remember(job_id, log)
 
     async def read(self, job_id: str, start: int = 0) -> AsyncIterator[StreamEvent]:
         """Yield what is stored now, from number ``start``."""
@@ -197,6 +203,7 @@ class OutputStore:
                 try:
                     if now - path.stat().st_mtime > retention_seconds:
                         path.unlink()
+                        self._ended.pop(job_id, None)
                         deleted.append(job_id)
                 except FileNotFoundError:
                     continue
@@ -221,7 +228,15 @@ class OutputStore:
             if log is None:
                 raise StoreError(f"output of {job_id} cannot be opened")
             self._logs[job_id] = log
+            self._ended.pop(job_id, None)
         return log
+
+    def _remember(self, job_id: str, log: OutputLog) -> OutputPosition:
+        """Keep the position of an ended output: lists of jobs ask for it again and again."""
+        position = self._ended[job_id] = _position(log)
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+        return position
 
     def _opened(self, job_id: str, *, write: bool) -> OutputLog | None:
         path = self._path(job_id)
@@ -237,6 +252,10 @@ class OutputStore:
         if not write:
             log.finish()  # readers open the file by its path
         return log
+
+
+def _position(log: OutputLog) -> OutputPosition:
+    return OutputPosition(next=log.next, bytes=log.bytes, dropped_bytes=log.dropped_bytes)
 
 
 def _line(message: Message, number: int, attempt: int, position: int) -> bytes:
