@@ -350,8 +350,6 @@ def job_error(
     else:
         result = _CLASSES.get(error_class, RemoteError)()
     result._message = message
-    if not result.args:
-        result.args = (message,)
     result.job = str(view.get("id", ""))
     result.error_class = error_class
     result.ename = str(ename) if ename else None

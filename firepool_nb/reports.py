@@ -50,7 +50,7 @@ def shape_text(shape: dict[str, Any]) -> str:
     if shape.get("cpu") is not None:
         parts.append(f"{shape['cpu']:g} cores")
     if shape.get("memory_gib") is not None:
-        parts.append(f"{shape['memory_gib']:g} GiB")
+        parts.append(f"{shape['memory_gib']:.3g} GiB")
     return ", ".join(parts)
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import builtins
+import json
+import linecache
 import types
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +43,9 @@ _MODULE_ATTRIBUTES = frozenset(
         "__session__",
     ]
 )
+# The pod takes an input of this name as the sources of functions and binds nothing.
+_SOURCES = "__firepool_sources__"
+_SOURCES_BYTES = 2**20
 _IMMUTABLE = (str, bytes, int, float, complex, bool, type(None), tuple, frozenset, range)
 # Methods of arrays and frames that share a name with a list's or a set's and return a new object.
 _RETURN_NEW = frozenset({"add", "append", "remove", "discard", "partition_", "insert_"})
@@ -76,6 +81,10 @@ class Capture:
         Names that the cell changes and does not bring back.
     bound
         Names that the cell binds.
+    ends_with_value
+        Whether the cell has a value: that of its last expression.
+    sources
+        Source text of the functions that travel, by the name their tracebacks show.
     """
 
     names: list[str] = field(default_factory=list)
@@ -85,6 +94,17 @@ class Capture:
     notes: list[str] = field(default_factory=list)
     changed_only_there: list[str] = field(default_factory=list)
     bound: set[str] = field(default_factory=set)
+    ends_with_value: bool = False
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def inputs(self) -> list[dict[str, Any]]:
+        """Describe everything but the package as inputs of a job."""
+        described = [value.request_input() for value in self.spooled]
+        if self.sources:
+            data = base64.b64encode(json.dumps(self.sources).encode()).decode()
+            described.insert(0, {"kind": "value", "name": _SOURCES, "format": "json", "data": data})
+        namespace = self.namespace_input()
+        return described if namespace is None else [namespace, *described]
 
     def namespace_input(self) -> dict[str, Any] | None:
         """Describe the small names as one input of a job."""
@@ -130,6 +150,7 @@ def capture(
     folder: str | None = None,
     spool: Spool | None = None,
     first_line: int = 1,
+    label: Callable[[str], str] = str,
 ) -> Capture:
     """Collect what a cell takes along.
 
@@ -157,6 +178,8 @@ def capture(
         Where large explicit values are written.
     first_line
         Line of the notebook's cell that the code starts on, for messages.
+    label
+        Names a file of code as tracebacks in the pod should show it.
 
     Raises
     ------
@@ -167,7 +190,7 @@ def capture(
     ValueTooLarge
         When a value is larger than its limit.
     """
-    collector = _Collector(namespace, frozenset(hidden), limits or Limits(), first_line)
+    collector = _Collector(namespace, frozenset(hidden), limits or Limits(), first_line, label)
     result, found = collector.collect(
         source, normalise(push), normalise(pull), implicit, remote_names or {}, spool or Spool()
     )
@@ -180,12 +203,19 @@ def capture(
 
 class _Collector:
     def __init__(
-        self, namespace: dict[str, Any], hidden: frozenset[str], limits: Limits, first_line: int
+        self,
+        namespace: dict[str, Any],
+        hidden: frozenset[str],
+        limits: Limits,
+        first_line: int,
+        label: Callable[[str], str],
     ) -> None:
         self._namespace = namespace
         self._hidden = hidden
         self._limits = limits
         self._first_line = first_line
+        self._label = label
+        self._files: dict[str, str] = {}
         self.modules: set[str] = set()
         self._uses: dict[str, Use] = {}
 
@@ -204,6 +234,7 @@ class _Collector:
         except (SyntaxError, ValueError, RecursionError):
             found = CellNames()  # the pod's own message for it is the right one
         result.bound = found.bound
+        result.ends_with_value = found.ends_with_value
         self._uses = found.reads
         for name in push:
             if name not in self._namespace:
@@ -214,6 +245,7 @@ class _Collector:
         result.namespace, names = self._pickle_small(small, result.notes)
         result.names = [*names, *explicit]
         self._encode_explicit(explicit, result, spool)
+        result.sources = _sources(self._files)
         travelling = set(result.names) - set(pull)
         result.changed_only_there = sorted(
             name
@@ -265,9 +297,10 @@ class _Collector:
     # -- pickling -----------------------------------------------------------------------------
 
     def _write(self, file: Any, value: object) -> None:
-        pickler = NotebookPickler(file, self._namespace, self._hidden)
+        pickler = NotebookPickler(file, self._namespace, self._hidden, self._label)
         pickler.dump(value)
         self.modules |= pickler.modules
+        self._files |= pickler.files
 
     def _fails(self, value: object) -> bool:
         try:
@@ -398,6 +431,18 @@ class _Collector:
             except Exception as error:  # noqa: BLE001 - reductions are user code
                 raise self._not_picklable(name, value, error) from None
             result.spooled.append(spooled)
+
+
+def _sources(files: dict[str, str]) -> dict[str, str]:
+    """Read the sources of functions that travel: the pod's tracebacks show their lines."""
+    sources: dict[str, str] = {}
+    room = _SOURCES_BYTES
+    for path, shown in files.items():
+        text = "".join(linecache.getlines(path))
+        room -= len(text)
+        if text and room >= 0:
+            sources[shown] = text
+    return sources
 
 
 def _reason(write: Any, culprit: object, error: Exception | None) -> str:

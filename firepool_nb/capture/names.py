@@ -117,6 +117,8 @@ class CellNames:
         attribute) or the name of a method that changes its object by convention.
     imports
         Absolute names of modules that the cell imports, anywhere in it.
+    ends_with_value
+        Whether the last statement is an expression, whose value is the cell's.
     dynamic
         Whether the cell can define or read names that the analysis cannot see.
     """
@@ -125,6 +127,7 @@ class CellNames:
     bound: set[str] = field(default_factory=set)
     changed: dict[str, set[str]] = field(default_factory=dict)
     imports: set[str] = field(default_factory=set)
+    ends_with_value: bool = False
     dynamic: bool = False
 
 
@@ -185,6 +188,7 @@ class _Walker(ast.NodeVisitor):
 
     def cell(self, tree: ast.Module) -> None:
         self._statements(tree.body)
+        self.found.ends_with_value = bool(tree.body) and isinstance(tree.body[-1], ast.Expr)
         for name in list(self._pending):
             with self._doubt():  # never called here; perhaps brought back and called later
                 self._release(name)

@@ -27,10 +27,11 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import IO, Any
 
 import cloudpickle
+from cloudpickle import cloudpickle as _cloudpickle
 
 __all__ = [
     "LimitExceeded",
@@ -190,11 +191,15 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         The notebook's namespace. Functions whose globals are this very dict are rebound.
     hidden
         Names of the namespace that never travel with a function.
+    label
+        Names a file of code as tracebacks in the pod should show it.
 
     Attributes
     ----------
     modules
         Names of the modules that the pickle refers to.
+    files
+        Files that the code in the pickle came from, with their labels.
     """
 
     def __init__(
@@ -202,9 +207,12 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         file: Any,
         namespace: Mapping[str, Any] | None = None,
         hidden: Collection[str] = (),
+        label: Callable[[str], str] = str,
     ) -> None:
         super().__init__(file, protocol=5)
         self.modules: set[str] = set()
+        self.files: dict[str, str] = {}
+        self._label = label
         self._namespace = namespace
         self._hidden = hidden
         self._pod_main = _PodMain()
@@ -212,6 +220,8 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
     def reducer_override(self, obj: Any) -> Any:
         """Refuse what cannot travel and note what is referred to by name."""
         kind = type(obj)
+        if kind is types.CodeType:
+            return self._reduce_code(obj)
         if kind is types.ModuleType:
             self.modules.add(obj.__name__)
         elif kind is types.FunctionType or issubclass(kind, type):
@@ -223,6 +233,18 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             if reason is not None:
                 raise RefusedObject(obj, reason)
         return super().reducer_override(obj)
+
+    def _reduce_code(self, code: types.CodeType) -> tuple[Any, ...]:
+        """Keep the file name, which cloudpickle replaces and tracebacks need."""
+        label = self.files.get(code.co_filename)
+        if label is None:
+            label = self.files[code.co_filename] = self._label(code.co_filename)
+        constructor, arguments, *rest = _cloudpickle._code_reduce(code)
+        replaced = ("<dynamic-code>", code.co_filename)
+        arguments = tuple(
+            label if isinstance(each, str) and each in replaced else each for each in arguments
+        )
+        return (constructor, arguments, *rest)
 
     def _function_getnewargs(self, func: Any) -> Any:
         arguments = super()._function_getnewargs(func)

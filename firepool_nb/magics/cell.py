@@ -21,7 +21,7 @@ from ..outputs import ShellOutput
 from .hints import hint_for
 from .interrupts import Action, InterruptListener, Presses
 from .options import CellOptions
-from .place import CellPlace, hidden_names
+from .place import CellPlace, cell_labels, hidden_names
 from .waiting import WaitingLine
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ class KernelState:
         Names that only remote cells defined, with the cell that did.
     last_view
         The last job of a cell, for ``%firepool status``.
-    said_default_sku
-        Whether the default pool was named once.
     """
 
     def __init__(self) -> None:
@@ -53,7 +51,6 @@ class KernelState:
 
         self.remote_names: dict[str, str] = {}
         self.last_view: dict[str, Any] | None = None
-        self.said_default_sku = False
         self.project = ProjectModules()
 
 
@@ -130,7 +127,8 @@ class CellRun:
                 self._follow(job, calls.submit(request, follow=True), output)
             finally:
                 self._line.clear()
-                self._state.last_view = job.view
+                if "times" in job.view:
+                    self._state.last_view = job.view
         self._end(job, output, captured)
         return None
 
@@ -157,16 +155,16 @@ class CellRun:
             folder=options.package_folder,
             spool=spool,
             first_line=self._place.line_offset + 1,
+            label=cell_labels(self._shell),
         )
 
     def _request(self, captured: Capture) -> dict[str, Any]:
         from ..capture.cell import normalise
 
         session, place = self._session, self._place
-        inputs = [value.request_input() for value in captured.spooled]
-        namespace = captured.namespace_input()
-        if namespace is not None:
-            inputs.insert(0, namespace)
+        outputs = normalise(self._options.pull)
+        if captured.ends_with_value and "_" not in outputs:
+            outputs.append("_")
         package = captured.package
         request = session.request(
             kind="cell",
@@ -174,8 +172,8 @@ class CellRun:
             filename=place.filename,
             line_offset=place.line_offset,
             attached=self._options.block,
-            inputs=inputs,
-            outputs=normalise(self._options.pull),
+            inputs=captured.inputs(),
+            outputs=outputs,
             package=package.sha256 if package is not None else None,
             cell={"notebook": session._notebook, "cell_id": place.cell_id},
             **self._options.fields,
@@ -289,7 +287,6 @@ class CellRun:
     # -- after ------------------------------------------------------------------------------------
 
     def _end(self, job: Job, output: ShellOutput, captured: Capture) -> None:
-        view = job.view
         if job.state != "SUCCEEDED":
             raise self._error(job, output) from None
         self._bind(job, output)
@@ -302,11 +299,6 @@ class CellRun:
             names = captured.changed_only_there
             quoted = ", ".join(f"`{name}`" for name in names)
             notes.append(f"{quoted} changed in the pod only; add `-o {','.join(names)}`")
-        fields = self._options.fields
-        if not (self._state.said_default_sku or "sku" in fields or "shape" in fields):
-            self._state.said_default_sku = True
-            if view.get("sku") and not self._options.quiet:
-                notes.append(f"ran on {view['sku']}, the default pool")
         self._show_notes(output, notes)
 
     def _show_notes(self, output: ShellOutput, notes: list[str]) -> None:

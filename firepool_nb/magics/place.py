@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CellPlace", "hidden_names"]
+__all__ = ["CellPlace", "cell_labels", "hidden_names"]
 
 _NEVER = frozenset(
     {"In", "Out", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh", "_exit_code", "_sh"}
@@ -39,7 +40,10 @@ class CellPlace:
     @classmethod
     def of(cls, shell: Any, source: str) -> CellPlace:
         """Find out where the code that runs now stands."""
-        label = f"In[{shell.execution_count}]"
+        # IPython 9 counts on before a cell runs, older ones after it; the result knows
+        running = getattr(shell.displayhook, "exec_result", None)
+        count = getattr(running, "execution_count", None) or shell.execution_count
+        label = f"In[{count}]"
         parent = _parent(shell)
         whole = str((parent.get("content") or {}).get("code", ""))
         cell_id = (parent.get("metadata") or {}).get("cellId")
@@ -74,3 +78,14 @@ def hidden_names(shell: Any) -> frozenset[str]:
     return frozenset(
         {*_NEVER, *hidden, *(n for n in namespace if n[:1] == "_" and _HISTORY.fullmatch(n))}
     )
+
+
+def cell_labels(shell: Any) -> Callable[[str], str]:
+    """Name the files that a shell keeps its cells in by the cells' numbers."""
+    numbers: dict[str, int] = getattr(shell.compile, "_filename_map", {})
+
+    def label(filename: str) -> str:
+        number = numbers.get(filename)
+        return filename if number is None else f"<cell In[{number}]>"
+
+    return label

@@ -76,7 +76,7 @@ class WaitingLine:
         elif self._is_whole_output():
             self._shell.display_pub.clear_output(False)
         else:
-            self._publish({"text/plain": "", "text/html": ""}, update=True)
+            self._publish({"text/plain": ""}, update=True)
 
     def keep(self) -> None:
         """Leave what is shown; a later text gets a line of its own."""
