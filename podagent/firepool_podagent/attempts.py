@@ -96,6 +96,8 @@ class Attempt:
         self._spare: Spare | None = None
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
+        self.stopped: asyncio.Future[None] = self._loop.create_future()
+        """Done once the attempt was asked to end, in whatever way."""
         self._forced: tuple[str, str] | None = None
         self._interrupted = False
         self._timers: list[asyncio.TimerHandle] = []
@@ -112,6 +114,10 @@ class Attempt:
     def say(self, level: str, text: str) -> None:
         """Add a line for a person to the messages."""
         self.log.append({"type": "note", "level": level, "text": text})
+
+    def status(self, phase: str, **fields: Any) -> None:
+        """Add a status to the messages."""
+        self.log.append({"type": "status", "phase": phase, **fields})
 
     @property
     def job_pid(self) -> int:
@@ -203,6 +209,8 @@ class Attempt:
         error_class : str or None
             Class of the outcome; ``Cancelled`` by default for terminate and kill.
         """
+        if not self.stopped.done():
+            self.stopped.set_result(None)
         if name == "interrupt":
             self._interrupted = True
             self._send_signal("interrupt")

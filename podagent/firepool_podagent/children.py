@@ -11,12 +11,15 @@ import contextlib
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-from firepool_podagent import processes
+from firepool_podagent import processes, supervisor
 
 Ended = Callable[[int], None]
+
+_OUTPUT_KEPT_BYTES = 1 << 20
 
 
 class ChildFailedError(RuntimeError):
@@ -100,6 +103,84 @@ class Children:
         self.expect(pid, ended)
         return pid
 
+    async def supervised(
+        self,
+        command: list[str],
+        environment: dict[str, str],
+        folder: str,
+        stop: asyncio.Future[Any],
+        timeout_seconds: float,
+    ) -> tuple[int, str]:
+        """Run a program to its end, and end whatever it leaves behind.
+
+        Parameters
+        ----------
+        command : list of str
+            Program and arguments.
+        environment : dict of str
+            All of its environment.
+        folder : str
+            Its working directory.
+        stop : asyncio.Future
+            When it is done, the program is killed.
+        timeout_seconds : float
+            How long it may run.
+
+        Returns
+        -------
+        int
+            Exit code; negative for a signal.
+        str
+            Its two outputs, joined; of much output the end.
+        """
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _supervise_program(command, environment, folder, theirs, writer)
+        theirs.close()
+        os.close(writer)
+        ended = self._loop.create_future()
+        self.expect(pid, lambda status: None if ended.done() else ended.set_result(status))
+        output = bytearray()
+        status = 1 << 8
+
+        def read() -> None:
+            with contextlib.suppress(BlockingIOError):
+                while piece := os.read(reader, 1 << 16):
+                    output.extend(piece)
+                    del output[:-_OUTPUT_KEPT_BYTES]
+                self._loop.remove_reader(reader)
+
+        def listen() -> None:
+            nonlocal status
+            with contextlib.suppress(BlockingIOError):
+                while packet := control.recv(1 << 16):
+                    message = json.loads(packet)
+                    if message["type"] == "exited":
+                        status = int(message["status"])
+                self._loop.remove_reader(control)
+
+        os.set_blocking(reader, False)
+        control.setblocking(False)
+        self._loop.add_reader(reader, read)
+        self._loop.add_reader(control, listen)
+        try:
+            await asyncio.wait(
+                (ended, stop), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not ended.done():
+                control.send(b'{"type": "kill"}')
+                await asyncio.wait((ended,), timeout=2 * processes.KILL_DEADLINE_SECONDS)
+            read()
+            listen()
+        finally:
+            self._loop.remove_reader(reader)
+            self._loop.remove_reader(control)
+            os.close(reader)
+            control.close()
+        return os.waitstatus_to_exitcode(status), output.decode("utf-8", "replace")
+
     async def work(self, function: Callable[[], Any]) -> Any:
         """Run a function that blocks in a forked child; returns its JSON-able result.
 
@@ -142,6 +223,36 @@ class Children:
         if "error" in found:
             raise ChildFailedError(found["kind"], found["error"])
         return found["result"]
+
+
+def _supervise_program(
+    command: list[str],
+    environment: dict[str, str],
+    folder: str,
+    control: socket.socket,
+    output: int,
+) -> NoReturn:
+    """Be the supervisor of a program; runs in a forked child of the agent."""
+    try:
+        signal.set_wakeup_fd(-1)
+        os.setsid()
+        job = os.fork()
+        if job == 0:
+            os.setsid()
+            for number in (signal.SIGPIPE, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for target, source in ((0, nothing), (1, output), (2, output)):
+                os.dup2(source, target)
+            try:
+                os.chdir(folder)
+                os.execvpe(command[0], command, environment)
+            except OSError as error:
+                os.write(2, f"{command[0]}: {error.strerror}\n".encode())
+            os._exit(127)
+        supervisor.supervise(control, job)
+    finally:
+        os._exit(70)
 
 
 def _work_and_exit(function: Callable[[], Any], writer: int) -> None:

@@ -2,9 +2,9 @@
 
 A first line goes out at once, so that a person sees it when it is printed (a piece without its
 newline waits a moment: ``print`` writes the two apart); what follows within 50 ms goes out as one
-message, so that a loop of prints does not become a flood of messages. Above the cap the first half has been sent live; of the rest the last half is kept (on the
-pod's disk, not in memory) and sent at the end, after a note that says how many bytes are missing.
-The writer is never held back.
+message, so that a loop of prints does not become a flood of messages. Above the cap the first half
+has been sent live; of the rest the last half is kept (on the pod's disk, not in memory) and sent at
+the end, after a note that says how many bytes are missing. The writer is never held back.
 """
 
 from __future__ import annotations

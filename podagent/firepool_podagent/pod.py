@@ -22,6 +22,7 @@ from firepool_podagent.attempts import Attempt
 from firepool_podagent.children import ChildFailedError, Children
 from firepool_podagent.delivery import Deliveries
 from firepool_podagent.journal import AttemptLog, Journal
+from firepool_podagent.provision import Provisioner, ProvisionFailedError
 from firepool_podagent.templates import (
     TemplateFailedError,
     Templates,
@@ -74,6 +75,7 @@ class Pod:
         self.journal = Journal(directory / "journal")
         self.deliveries = Deliveries(directory)
         self._children = Children()
+        self._provisioner = Provisioner(self._children, self.deliveries)
         self._templates = Templates(self._children, directory, package, self._show_for_good)
         self._state = "idle"
         self._story: list[str] = []
@@ -234,8 +236,8 @@ class Pod:
                 outcome = await self._serve(attempt, blobs)
             except TemplateFailedError as error:
                 outcome = attempt.outcome_without_job("LaunchFailed", str(error))
-            except ChildFailedError as error:
-                outcome = attempt.outcome_without_job("PackageInvalid", str(error))
+            except ProvisionFailedError as error:
+                outcome = attempt.outcome_without_job(error.error_class, str(error))
             except OSError as error:
                 outcome = attempt.outcome_without_job("LaunchFailed", f"the pod: {error}")
             outcome["next"] = log.next
@@ -257,10 +259,8 @@ class Pod:
         spec = attempt.spec
         self.deliveries.belong_to(spec)
         self._show_for_attempt(attempt)
-        package = None
-        if spec.get("package"):
-            package = str(self._places.run / "package")
-            await self._children.work(self.deliveries.extraction(spec["package"], Path(package)))
+        package = await self._provisioner.package(attempt, self._places.run / "package")
+        overlays = await self._provisioner.overlays(attempt, package)
         preload = [*self._config.get("preload", ()), *spec.get("preload", ())]
         if preload:
             self._templates.learn(spec.get("environment"), preload)
@@ -271,7 +271,7 @@ class Pod:
         paths: dict[str, Any] = {
             "package": package,
             "blobs": {sha256: str(self.deliveries.blob(sha256)) for sha256 in blobs},
-            "overlays": [],
+            "overlays": overlays,
             "scratch": str(self._places.temporary),
             "results": str(attempt.log.results),
         }

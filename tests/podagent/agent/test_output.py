@@ -107,10 +107,11 @@ def test_a_line_is_sent_when_it_is_printed(agent: Agent) -> None:
     attempt = agent.start_attempt(
         "import time\nfor n in range(3): print(n, time.time()); time.sleep(0.3)"
     )
-    delays = []
-    for message in agent.output(attempt):
-        if message["type"] == "stream":
-            delays.append(time.time() - float(message["text"].split()[1]))
+    delays = [
+        time.time() - float(message["text"].split()[1])
+        for message in agent.output(attempt)
+        if message["type"] == "stream"
+    ]
     assert len(delays) == 3
     assert min(delays) < 0.1
 

@@ -87,7 +87,8 @@ def immutable(path: Path, on: bool) -> None:
 def test_a_file_that_cannot_be_removed_costs_the_pod_and_is_named(agent: Agent) -> None:
     done = agent.run(
         "import os, subprocess\nos.chdir(os.environ['TMPDIR'])\nos.mkdir('deep')\n"
-        "open('deep/stays', 'w').close()\nsubprocess.run(['chattr', '+i', 'deep/stays'], check=True)"
+        "open('deep/stays', 'w').close()\n"
+        "subprocess.run(['chattr', '+i', 'deep/stays'], check=True)"
     )
     try:
         assert done.error_class is None, done
