@@ -64,6 +64,9 @@ def run(config: BrokerConfig, ready_fd: int | None = None) -> int:
     EmbeddedError
         When another broker of this user still runs.
     """
+    # the store's thread takes the interpreter back after every statement: with the usual 5 ms a
+    # busy event loop would make each commit wait for several times that
+    sys.setswitchinterval(0.001)
     paths = embedded.home()
     with open(os.path.join(paths.state_dir, "broker.lock"), "a") as lock:
         _wait_for_predecessor(lock)

@@ -217,7 +217,8 @@ class ShutdownRequest(Request):
     """Asks the broker to end."""
 
     drain: bool = True
-    """Let running jobs end first; without it they are killed."""
+    """Take no new jobs, let running ones end and remove the pods. Without it the broker ends at
+    once and leaves jobs and pods to the next one."""
 
 
 # -- parts of answers ----------------------------------------------------------------------------
