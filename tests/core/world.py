@@ -276,7 +276,7 @@ class World:
                     self.running.pop(job_id, None)
                 case i.FinishJob(job_id, version, state, error, _):
                     row = self.rows[job_id]
-                    assert row.version == version and not row.state.terminal
+                    assert (row.version, row.state.terminal) == (version, False)
                     row.state, row.version = state, version + 1
                     row.error = error.error_class if error is not None else None
                     self.running.pop(job_id, None)
@@ -294,15 +294,15 @@ class World:
 
     def _launch(self, launch: i.Launch, job_id: str, attempt: int, name: str) -> None:
         row = self.rows[job_id]
-        assert row.state is JobState.RUNNING and row.attempt == attempt, (
-            "launched before its commit"
-        )
+        assert (row.state, row.attempt) == (JobState.RUNNING, attempt), "launched before its commit"
         assert attempt not in row.runs, "an attempt was handed over twice"
         row.runs.append(attempt)
         if name not in self.pods:
             return
         pod = self.pods[name]
-        assert pod.ready and pod.active is None and not pod.leaving, f"{name} cannot take {job_id}"
+        assert pod.ready, f"{name} was not ready for {job_id}"
+        assert pod.active is None, f"{name} still runs {pod.active}"
+        assert not pod.leaving, f"{name} was leaving"
         job = row.job
         owners = {caller for caller, _ in pod.ran}
         assert owners <= {job.caller}, f"{name} of {owners} was given to {job.caller}"

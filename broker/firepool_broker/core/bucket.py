@@ -76,6 +76,8 @@ class Bucket:
         Never-used pods that anybody may use, newest last.
     held
         Held pods by owner.
+    resetting
+        Pods about to be held.
     reserved
         Pods by the job they are reserved for.
     prepared
@@ -96,6 +98,7 @@ class Bucket:
         "prepared",
         "replaced",
         "reserved",
+        "resetting",
         "single_use",
         "starting",
         "terms",
@@ -108,6 +111,7 @@ class Bucket:
         self.idle: dict[Pod, None] = {}
         self.starting: dict[Pod, None] = {}
         self.held: dict[str | None, HeldGroups] = {}
+        self.resetting: dict[Pod, None] = {}
         self.reserved: dict[str, Pod] = {}
         self.prepared: dict[SessionKey, Pod] = {}
         self.terms = [0] * len(TERMS)
@@ -142,8 +146,11 @@ class Bucket:
                 self.idle[pod] = None
                 if pod.prepared_for is not None:
                     self.prepared[pod.prepared_for] = pod
-        elif state is STARTING and not pod.stale and not pod.single_use:
-            self.starting[pod] = None
+        elif state is STARTING:
+            if not pod.stale and not pod.single_use:
+                self.starting[pod] = None
+        elif state is RESETTING:
+            self.resetting[pod] = None
 
     def extract(self, pod: Pod) -> None:
         """Take a pod out of the index, before its state or flags change."""
@@ -167,6 +174,8 @@ class Bucket:
                 del self.prepared[pod.prepared_for]
         elif state is STARTING:
             _discard(self.starting, pod)
+        elif state is RESETTING:
+            _discard(self.resetting, pod)
 
     def _count(self, pod: Pod, by: int) -> None:
         if pod.single_use:

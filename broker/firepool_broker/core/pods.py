@@ -92,9 +92,6 @@ OPERATOR_WORDS: Final[Mapping[PodState, str]] = {
 }
 """The five words operators see."""
 
-USABLE_STATES: Final = frozenset({PodState.STARTING, PodState.IDLE, PodState.HELD})
-"""States in which ``may_use`` can be true (standbys join when they are built)."""
-
 
 class Pod:
     """One pod as the tracker knows it. Changed by the tracker alone.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from random import Random
 
-from firepool_broker.core.bucket import Bucket, HeldGroups
+from firepool_broker.core.bucket import Bucket
 from firepool_broker.core.deadlines import Deadlines, Due
 from firepool_broker.core.instructions import CreatePod, Instruction, NotifyPod, RetirePod
 from firepool_broker.core.jobs import Job
@@ -245,28 +245,26 @@ class Supply:
         ), matched
 
     def _match_held(self, bucket: Bucket) -> dict[LaneKey, int]:
-        """Match each caller's queued jobs to its held pods."""
+        """Match each caller's queued jobs to its pods that are held, or about to be."""
         queue = self._queue.pool(bucket.policy.name)
         matched: dict[LaneKey, int] = {}
-        if not bucket.held or not queue.lanes:
+        if not queue.lanes or not (bucket.held or bucket.resetting):
             return matched
-        callers = (
-            bucket.held.keys() & queue.by_caller.keys()
-            if len(bucket.held) > 1
-            else [caller for caller in bucket.held if caller in queue.by_caller]
-        )
-        for caller in callers:
-            if caller is None:
-                continue
-            groups: HeldGroups = bucket.held[caller]
+        supply: dict[str, list[tuple[Pod, int]]] = {}
+        for pod in bucket.resetting:
+            if pod.owner in queue.by_caller:
+                supply.setdefault(pod.owner, []).append((pod, 1))
+        if len(bucket.held) <= len(queue.by_caller):
+            owners = [owner for owner in bucket.held if owner in queue.by_caller]
+        else:
+            owners = [caller for caller in queue.by_caller if caller in bucket.held]
+        for owner in owners:
+            for group in bucket.held[owner].values():
+                supply.setdefault(owner or "", []).append((next(iter(group)), len(group)))
+        for caller, pods in supply.items():
             heads = {lane: queue.lanes[lane][0][1] for lane in queue.by_caller[caller]}
-            matched.update(
-                match(
-                    {lane: len(queue.lanes[lane]) for lane in heads},
-                    [(next(iter(group)), len(group)) for group in groups.values()],
-                    partial(self._usable, heads),
-                )
-            )
+            demand = {lane: len(queue.lanes[lane]) for lane in heads}
+            matched.update(match(demand, pods, partial(self._usable, heads)))
         return matched
 
     def _usable(self, heads: dict[LaneKey, Job], pod: Pod, lane: LaneKey) -> bool:

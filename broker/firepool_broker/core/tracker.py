@@ -112,13 +112,13 @@ class Tracker:
     # ------------------------------------------------------------------ the predicate
 
     def may_use(self, pod: Pod, job: Job) -> bool:
-        """Whether ``job`` may take ``pod``, now or once it is ready."""
+        """Whether ``job`` may take ``pod``, now or once it is ready (starting, resetting)."""
         if pod.reserved_for is not None:
             return pod.reserved_for == job.id and (pod.state is IDLE or pod.state is STARTING)
         if job.single_use or pod.single_use or pod.retire_after:
             return False
         state = pod.state
-        if state is HELD:
+        if state is HELD or state is RESETTING:
             caller = job.caller
             tag = pod.tag
             if pod.owner != caller:

@@ -98,6 +98,8 @@ class Explainer:
             message = f"waiting for a pod: its own is starting, ~{_seconds(left)}"
             return Waiting("pod_starting", message, position, left)
         starting = len(bucket.starting)
+        if any(self._tracker.may_use(pod, job) for pod in bucket.resetting):
+            return Waiting("pod_starting", "waiting for its pod's reset", position, estimate)
         if starting:
             message = f"waiting for a pod: {starting} starting{about}"
             return Waiting("pod_starting", message, position, estimate)
