@@ -21,7 +21,8 @@ def firepool_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A private ``FIREPOOL_HOME`` with a short path, gone with every process of it afterwards."""
     home = Path(tempfile.mkdtemp(prefix="fp-", dir="/tmp"))
     monkeypatch.setenv("FIREPOOL_HOME", str(home))
-    for name in ("FIREPOOL_URL", "FIREPOOL_TOKEN", "FIREPOOL_CONFIG"):
+    # PYTHONDONTWRITEBYTECODE would have every broker compile its own modules anew
+    for name in ("FIREPOOL_URL", "FIREPOOL_TOKEN", "FIREPOOL_CONFIG", "PYTHONDONTWRITEBYTECODE"):
         monkeypatch.delenv(name, raising=False)
     try:
         yield home

@@ -36,6 +36,7 @@ __all__ = [
 WIRE_VERSION = 1
 
 _LOCK_PAUSE_SECONDS = 0.01
+_DYING_SECONDS = 1.0
 _LOG_TAIL_BYTES = 4096
 _NETWORK_FILE_SYSTEMS = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "fhgfs", "gpfs", "lustre", "ncpfs", "nfs"),
@@ -309,7 +310,8 @@ def _shutdown(connection: Connection, body: dict[str, Any]) -> None:
         if response.status >= 300:
             raise EmbeddedError(_message_of(text) or f"it answered {response.status}")
     except (OSError, http.client.HTTPException) as error:
-        if connection.is_alive():
+        # one that was dying already breaks the connection and is gone in a moment
+        if not processes.wait_for_exit(connection.pid, connection.start_time, _DYING_SECONDS):
             raise EmbeddedError(
                 f"the broker (pid {connection.pid}) does not answer: {error}"
             ) from error

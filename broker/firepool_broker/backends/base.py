@@ -9,8 +9,9 @@ Deleting a pod that is already gone is no error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 __all__ = [
     "Annotations",
@@ -32,8 +33,7 @@ class BackendUnavailable(RuntimeError):
     """The list of pods could not be read. Never to be taken for an empty fleet."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodSpec:
+class PodSpec(Struct, frozen=True):
     """A pod that is wanted; its name is chosen, and known to the core, before it exists.
 
     Attributes
@@ -59,8 +59,7 @@ class PodSpec:
     annotations: Annotations = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class PodAddress:
+class PodAddress(Struct, frozen=True):
     """Where a pod's agent listens, and the key that its requests are signed with."""
 
     uid: str
@@ -69,8 +68,7 @@ class PodAddress:
     tcp: tuple[str, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PodRecord:
+class PodRecord(Struct, frozen=True):
     """A pod as the backend finds it when it lists them.
 
     Attributes
@@ -93,8 +91,7 @@ class PodRecord:
     annotations: Annotations
 
 
-@dataclass(frozen=True, slots=True)
-class PodServing:
+class PodServing(Struct, frozen=True):
     """A pod's agent answers at its address for the first time."""
 
     name: str
@@ -103,16 +100,14 @@ class PodServing:
     revision: str
 
 
-@dataclass(frozen=True, slots=True)
-class PodFailed:
+class PodFailed(Struct, frozen=True):
     """A pod never came up; `reason` ends with its own last words. It is deleted already."""
 
     name: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PodExited:
+class PodExited(Struct, frozen=True):
     """A pod that served is gone, with every process that ran in it."""
 
     name: str

@@ -24,8 +24,9 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from firepool_broker import processes
 from firepool_broker.backends.agents import (
@@ -59,8 +60,7 @@ _FALLBACK_POLL_SECONDS = 0.02
 _DEATH_TIMEOUT_SECONDS = 10.0
 
 
-@dataclass(slots=True)
-class _Pod:
+class _Pod(Struct, eq=False):
     name: str
     uid: str
     directory: str

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 __all__ = ["AgentUnreachable", "Response", "Transport"]
 
@@ -26,8 +27,7 @@ class _Stale(Exception):
     """A kept connection turned out to be closed before anything of an answer came."""
 
 
-@dataclass(slots=True, eq=False)
-class _Wire:
+class _Wire(Struct, eq=False):
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     used: bool = False

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from firepool_broker.api.types import Environment, JobRequest, SessionRequest
 
@@ -22,8 +22,7 @@ __all__ = ["LaunchSettings", "Setting", "attempt_spec", "prepare_request", "refe
 _FALLBACK_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchSettings:
+class LaunchSettings(Struct, frozen=True):
     """What holds for every attempt of a pool.
 
     Attributes
@@ -56,8 +55,7 @@ class LaunchSettings:
     terminate_grace_seconds: float = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """Where a job runs: its session as registered, or nothing, and the session's folder."""
 
     session: SessionRequest | None

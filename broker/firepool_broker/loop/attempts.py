@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from firepool_broker.core import events
 from firepool_broker.core.instructions import FinishJob, Launch, SignalAttempt
@@ -41,8 +42,7 @@ _RETRY_SECONDS = (0.02, 0.1, 0.3, 1.0, 2.0)
 _READ_ON_SECONDS = 2.0
 
 
-@dataclass(slots=True, eq=False)
-class _Attempt:
+class _Attempt(Struct, eq=False):
     job_id: str
     number: int
     pod: str

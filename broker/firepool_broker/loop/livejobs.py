@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from firepool_broker.api import types
 from firepool_broker.core.jobs import Job, JobState
@@ -23,8 +23,7 @@ __all__ = ["LiveJob", "LiveJobs", "core_job"]
 _REQUESTS = msgspec.json.Decoder(types.JobRequest)
 
 
-@dataclass(slots=True, eq=False)
-class LiveJob:
+class LiveJob(Struct, eq=False):
     """One unfinished job.
 
     Attributes

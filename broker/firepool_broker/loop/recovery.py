@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from firepool_broker.backends import Backend, PodRecord
 from firepool_broker.core.instructions import Instruction
@@ -36,8 +37,7 @@ log = logging.getLogger(__name__)
 _HEALTH_TIMEOUT_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(Struct, frozen=True):
     """What was found.
 
     Attributes

@@ -12,10 +12,10 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from firepool_broker.api import types
 from firepool_broker.api.errors import Conflict, NotFound
@@ -40,8 +40,7 @@ _REQUESTS = msgspec.json.Decoder(types.SessionRequest)
 Key = tuple[str, str]
 
 
-@dataclass(slots=True, eq=False)
-class _Known:
+class _Known(Struct, eq=False):
     row: SessionRow
     request: types.SessionRequest
     streams: Counter[str] = field(default_factory=Counter)
