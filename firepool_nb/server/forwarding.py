@@ -46,7 +46,7 @@ _CHUNKS_AHEAD = 4
 
 _REQUEST_HEADERS = (
     *("Accept", "Content-Encoding", "Content-Type", "Idempotency-Key", "If-None-Match"),
-    *("Last-Event-ID", "Range", "Firepool-Name"),
+    *("Last-Event-ID", "Range"),
 )
 _RESPONSE_HEADERS = (
     *("Accept-Ranges", "Cache-Control", "Content-Encoding", "Content-Length", "Content-Range"),

@@ -96,7 +96,7 @@ const commands: JupyterFrontEndPlugin<void> = {
     commands.addCommand(CommandIDs.refresh, {
       label: 'Refresh the Firepool Panel',
       describedBy: { args: { type: 'object', properties: {} } },
-      execute: () => model.refresh()
+      execute: () => model.refresh(true)
     });
     commands.addCommand(CommandIDs.showOutput, {
       label: 'Show the Output of a Firepool Job',

@@ -40,12 +40,14 @@ export interface IState {
 
 const NOTHING = { pools: [], pods: [], sessions: [], jobs: [] };
 const RECENT_JOBS = 20;
+const ABOUT_MS = 30_000;
 
 export interface IFirepoolModel {
   readonly api: FirepoolApi;
   readonly state: IState;
   readonly changed: ISignal<IFirepoolModel, IState>;
-  refresh(): Promise<void>;
+  /** Read everything anew; with `true` also who answers, which else is taken from a while ago. */
+  refresh(whoAnswersToo?: boolean): Promise<void>;
   start(): Promise<void>;
   cancel(job: string): Promise<void>;
   release(session: string): Promise<void>;
@@ -69,7 +71,10 @@ export class FirepoolModel implements IFirepoolModel {
   }
 
   /** Read everything anew. Calls that overlap share one round and one more. */
-  async refresh(): Promise<void> {
+  async refresh(whoAnswersToo = false): Promise<void> {
+    if (whoAnswersToo) {
+      this._aboutAt = -Infinity;
+    }
     if (this._running) {
       this._again = true;
       return this._running;
@@ -117,7 +122,7 @@ export class FirepoolModel implements IFirepoolModel {
 
   private async _read(): Promise<Partial<IState>> {
     try {
-      const about = await this.api.about();
+      const about = await this._about();
       if (about.version !== VERSION) {
         return { ...NOTHING, phase: 'version-mismatch', about };
       }
@@ -132,6 +137,7 @@ export class FirepoolModel implements IFirepoolModel {
       ]);
       return { phase: 'running', about, pools, pods, sessions, jobs };
     } catch (error) {
+      this._aboutAt = -Infinity;
       if (!(error instanceof FirepoolError)) {
         return { phase: 'offline' }; // what was seen last stays on the page
       }
@@ -146,6 +152,18 @@ export class FirepoolModel implements IFirepoolModel {
       }
       return { phase: 'unreachable', problem: error.message };
     }
+  }
+
+  /** Who answers changes seldom: while all is well it is asked again only now and then. */
+  private async _about(): Promise<IAbout> {
+    const { phase, about } = this._state;
+    const now = performance.now();
+    if (about && phase === 'running' && now - this._aboutAt < ABOUT_MS) {
+      return about;
+    }
+    const answer = await this.api.about();
+    this._aboutAt = now;
+    return answer;
   }
 
   private _update(part: Partial<IState>): void {
@@ -167,6 +185,7 @@ export class FirepoolModel implements IFirepoolModel {
   private readonly _changed = new Signal<IFirepoolModel, IState>(this);
   private _running: Promise<void> | null = null;
   private _again = false;
+  private _aboutAt = -Infinity;
 }
 
 export function messageOf(error: unknown): string {

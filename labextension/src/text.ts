@@ -20,6 +20,12 @@ export function shapeText(pool: IPool): string {
   return parts.join(', ') || pool.description;
 }
 
+/** What isolates a pool's pods; the first pod finds it out. */
+export function isolationText(pool: IPool): string {
+  const { isolation } = pool;
+  return isolation && isolation !== 'auto' ? isolation : 'being probed';
+}
+
 /** `8 ms`, `1.2 s`, `3 min`, `2 h`. */
 export function durationText(seconds: number): string {
   if (seconds < 1) {
@@ -103,4 +109,13 @@ export function statusText(state: IState): string {
     default:
       return 'Firepool: not reachable';
   }
+}
+
+/** `ValueError` where user code raised it, else the class that programs switch on. */
+export function errorText(job: IJob): string {
+  const error = job.error;
+  if (!error) {
+    return '';
+  }
+  return (error.class === 'NonZeroExit' && error.ename) || error.class;
 }

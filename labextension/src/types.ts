@@ -74,7 +74,7 @@ export interface IJob {
   };
   acquisition: { path: string; reason: string } | null;
   waiting: { reason: string; message: string; position: number } | null;
-  error: { class: string; message: string } | null;
+  error: { class: string; message: string; ename?: string | null } | null;
   cell: { notebook: string | null; cell_id: string | null } | null;
 }
 

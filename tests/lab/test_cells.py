@@ -45,7 +45,7 @@ def test_the_start_button_brings_warm_pods(lab):
 def test_output_arrives_while_the_cell_runs(lab):
     go = lab.server.root / "live.go"
     lab.open_notebook("live.ipynb", LOAD, gated(go, 3, 3))
-    lab.run(0)
+    assert lab.run(0) == ""  # loading says nothing when all is well
     lab.start(1)
     expect(lab.cell(1)).to_contain_text("line 2")
     assert lab.is_running(1)
@@ -224,3 +224,22 @@ def test_the_panel_shows_the_session_and_its_jobs(lab):
     lab.page.evaluate("() => window.jupyterapp.shell.currentWidget.dispose()")
     session.get_by_role("button", name=re.compile("Release")).click()
     expect(session).to_contain_text("0 pods held")
+
+
+def test_cancel_in_the_panel_ends_the_cell(lab):
+    lab.open_notebook(
+        "cancel.ipynb", LOAD, "%%firepool\nimport time\nprint('running')\ntime.sleep(600)"
+    )
+    lab.run(0)
+    lab.start(1)
+    expect(lab.cell(1)).to_contain_text("running")
+    panel = lab.show_panel()
+    panel.get_by_role("button", name="Cancel cancel.ipynb").click()
+    lab.wait_done(1)
+    assert [part["ename"] for part in lab.outputs(1) if part["output_type"] == "error"] == [
+        "JobCancelled"
+    ]
+    job = panel.locator("[data-job]").first
+    expect(job).to_have_attribute("data-state", "CANCELLED")
+    expect(job).to_contain_text("Cancelled")
+    lab.screenshot("cell-cancelled")

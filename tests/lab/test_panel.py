@@ -150,7 +150,7 @@ def test_without_events_the_panel_polls_and_stops_when_hidden(scripted_lab):
     asked.clear()
     page.wait_for_timeout(2500)
     assert [url for url in asked if "/firepool/" in url] == []
-    with page.expect_request(re.compile("firepool/about"), timeout=1000):
+    with page.expect_request(re.compile("v1/pools"), timeout=1000):
         _hide(page, False)
 
 

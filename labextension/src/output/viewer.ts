@@ -6,7 +6,13 @@ import { Panel, Widget } from '@lumino/widgets';
 import { FirepoolApi } from '../api';
 import { firepoolIcon } from '../icon';
 import { messageOf } from '../model';
-import { durationText, jobTitle, startSeconds, STATE_WORDS } from '../text';
+import {
+  durationText,
+  errorText,
+  jobTitle,
+  startSeconds,
+  STATE_WORDS
+} from '../text';
 import { IJob, isOver } from '../types';
 import { follow, Replay } from './replay';
 
@@ -76,7 +82,7 @@ export class JobOutput extends MainAreaWidget<Panel> {
       parts.push(`ran ${durationText(ran)}`);
     }
     if (job.error) {
-      parts.push(job.error.class);
+      parts.push(errorText(job));
     }
     this._head.node.textContent = parts.join(' · ');
   }

@@ -3,6 +3,7 @@ import * as React from 'react';
 import {
   clockText,
   durationText,
+  errorText,
   jobTitle,
   startSeconds,
   STATE_WORDS
@@ -98,7 +99,7 @@ function summary(job: IJob): string {
     parts.push(durationText(start));
   }
   if (job.error) {
-    parts.push(job.error.class);
+    parts.push(errorText(job));
   }
   return parts.join(' · ');
 }
@@ -113,7 +114,7 @@ function explanation(job: IJob): string {
     lines.push(`First instruction ${durationText(start)} after the submit`);
   }
   if (job.error) {
-    lines.push(`${job.error.class}: ${job.error.message}`);
+    lines.push(`${errorText(job)}: ${job.error.message}`);
   }
   return lines.join('\n');
 }

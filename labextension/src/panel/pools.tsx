@@ -1,6 +1,6 @@
 import * as React from 'react';
 
-import { durationText, shapeText } from '../text';
+import { durationText, isolationText, shapeText } from '../text';
 import { IPool } from '../types';
 import { Section } from './section';
 
@@ -51,7 +51,7 @@ function Pool({ pool }: { pool: IPool }): JSX.Element {
       </ul>
       <div className="jp-Firepool-quiet">
         queue {pool.queue_length}
-        {waiting} · isolation: {pool.isolation ?? 'unknown'}
+        {waiting} · isolation: {isolationText(pool)}
       </div>
     </li>
   );
