@@ -149,9 +149,13 @@ class AgentClient:
         body = {"signal": name, "grace_seconds": grace_seconds}
         await self._json("POST", f"/v1/attempts/{attempt}/signal", body)
 
-    async def acknowledge(self, attempt: str, following: int) -> None:
-        """Tell the agent that the messages below a number are stored."""
-        await self._json("POST", f"/v1/attempts/{attempt}/ack", {"next": following})
+    async def acknowledge(self, attempt: str, following: int, *, settled: bool = False) -> None:
+        """Tell the agent that the messages below a number are stored.
+
+        With ``settled`` the outcome and its results are stored too, and the journal may go.
+        """
+        body = {"next": following, "outcome": settled}
+        await self._json("POST", f"/v1/attempts/{attempt}/ack", body)
 
     async def result(self, attempt: str, name: str) -> AsyncIterator[bytes]:
         """Yield the bytes of a result that was too large to stand in the outcome."""
