@@ -177,11 +177,7 @@ def _acknowledge(log: AttemptLog, request: dict[str, Any]) -> None:
     number = request.get("next")
     if not isinstance(number, int):
         raise wire.Refused("BadRequest", "next is no number", "next")
-    if log.trimmed:
-        return
-    log.acknowledge(number)
-    if request.get("outcome") and log.outcome is not None and log.reset is not None:
-        log.trim()
+    log.acknowledge(number, outcome=bool(request.get("outcome")))
 
 
 async def _send_result(log: AttemptLog, name: str, reply: Reply) -> None:
@@ -274,9 +270,11 @@ def _tidy(config: dict[str, Any]) -> None:
     from firepool_podagent.removal import Removal
 
     directory = Path(config["directory"])
-    for name in ("scratch", "trash", "blobs", "packages", "mqueue", "code", "template.log"):
-        if (directory / name).exists():
-            Removal(directory / name).run()
+    for name in (
+        *("scratch", "trash", "blobs", "packages", "mqueue", "code"),
+        *("template.log", "supervisors.json"),
+    ):
+        Removal(directory / name).run()
     (directory / "agent.json").unlink(missing_ok=True)
     if "unix" in config["listen"]:
         Path(config["listen"]["unix"]).unlink(missing_ok=True)

@@ -108,6 +108,7 @@ class Attempt:
         self._release_timer: asyncio.TimerHandle | None = None
         self._flush_timer: asyncio.TimerHandle | None = None
         self.on_started: Callable[[], None] = lambda: None
+        self.on_exited: Callable[[], None] = lambda: None
 
     # --- running ---------------------------------------------------------------------------------
 
@@ -181,6 +182,7 @@ class Attempt:
             self._ended = time.time()
             tree.status = int(message["status"])
             tree.peak_kib = int(message["maxrss_kib"])
+            self.on_exited()
             self._after(TREE_DEADLINE_SECONDS, self._supervisor_is_stuck)
         elif message["type"] == "dead":
             tree.clean = bool(message["clean"])

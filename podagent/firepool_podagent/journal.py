@@ -77,6 +77,7 @@ class AttemptLog:
         self.reset: dict[str, Any] | None = None
         self.lost = False
         self.trimmed = False
+        self._settled = False
         self._segments: list[_Segment] = []
         self._file: int | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -99,9 +100,11 @@ class AttemptLog:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Make the attempt known on the disk."""
-        self.results.mkdir(parents=True)
+    def begin(self, with_results: bool = True) -> None:
+        """Make the attempt known on the disk, with a folder for results if it may have any."""
+        self.folder.mkdir(mode=0o700)
+        if with_results:
+            self.results.mkdir(mode=0o700)
         self._open_segment()
 
     def append(self, message: dict[str, Any]) -> int:
@@ -123,7 +126,7 @@ class AttemptLog:
         """Write the outcome and wait for the disk; only then does it exist for others."""
         self._write(self._segments[-1], encode({"type": "outcome", **outcome}))
         assert self._file is not None
-        os.fsync(self._file)
+        os.fdatasync(self._file)
         self.outcome = outcome
         self._wake()
 
@@ -134,6 +137,8 @@ class AttemptLog:
         assert self._file is not None
         os.close(self._file)
         self._file = None
+        if self._settled:
+            self._trim()
         self._wake()
 
     def _open_segment(self) -> _Segment:
@@ -181,15 +186,29 @@ class AttemptLog:
 
     # --- forgetting ------------------------------------------------------------------------------
 
-    def acknowledge(self, number: int) -> None:
-        """Drop what lies wholly below a number; the segment being written stays."""
+    def acknowledge(self, number: int, outcome: bool = False) -> None:
+        """Drop what the broker has stored.
+
+        Parameters
+        ----------
+        number : int
+            Messages below it are stored; segments wholly below it go.
+        outcome : bool
+            Whether the outcome and its results are stored as well: then only a record stays.
+        """
+        if outcome and self.outcome is not None:
+            self._settled = True
+            if self.reset is not None:
+                self._trim()
         while len(self._segments) > 1 and self._segments[1].first <= number:
             segment = self._segments.pop(0)
             with contextlib.suppress(FileNotFoundError):
                 segment.path.unlink()
 
-    def trim(self) -> None:
+    def _trim(self) -> None:
         """Keep nothing but the record of how it ended."""
+        if self.trimmed:
+            return
         record = self.folder / "record.json"
         temporary = self.folder / ".record.json"
         temporary.write_bytes(encode({"outcome": self.outcome, "reset": self.reset}))
@@ -315,10 +334,10 @@ class Journal:
         for _, log in sorted(found, key=lambda pair: pair[0]):
             self.attempts[log.attempt] = log
 
-    def begin(self, attempt: str) -> AttemptLog:
+    def begin(self, attempt: str, with_results: bool = True) -> AttemptLog:
         """Start the record of a new attempt."""
         log = AttemptLog(self._folder / quote(attempt, safe=":"), attempt)
-        log.begin()
+        log.begin(with_results)
         self.attempts[attempt] = log
         self._forget_oldest()
         return log

@@ -39,7 +39,7 @@ _EDGES = frozenset(
         ("resetting", "draining"),
     )
 )
-_SPARE_DELAY_SECONDS = 0.02
+_SPARE_DELAY_SECONDS = 0.005
 _SMALL_BYTES = 1 << 20
 
 
@@ -76,7 +76,13 @@ class Pod:
         self.deliveries = Deliveries(directory)
         self._children = Children()
         self._provisioner = Provisioner(self._children, self.deliveries)
-        self._templates = Templates(self._children, directory, package, self._show_for_good)
+        self._templates = Templates(
+            self._children,
+            directory,
+            package,
+            self._show_for_good,
+            publish_supervisors=view is None,
+        )
         self._state = "idle"
         self._story: list[str] = []
         self._drain = False
@@ -154,7 +160,8 @@ class Pod:
         self._move("running")
         self._started += 1
         self._active = attempt
-        log = self.journal.begin(attempt)
+        has_results = bool(spec.get("outputs")) or spec["kind"] != "cell"
+        log = self.journal.begin(attempt, has_results)
         self._attempt = Attempt(spec, log, time.time())
         self._running = asyncio.ensure_future(self._run(self._attempt, blobs))
         return True, log
@@ -280,6 +287,7 @@ class Pod:
         for name in ("TMP", "TEMP"):
             spec["env"].pop(name, None)
         attempt.on_started = self._refill_soon
+        attempt.on_exited = self._refill_now
         await attempt.run(spare, tier, paths, self._places.run)
         if attempt.tree.supervisor_lost or not attempt.tree.clean:
             await self._end_in_place(attempt)
@@ -291,6 +299,11 @@ class Pod:
         # A moment later, so that the fork does not compete with the job's first instructions.
         loop = asyncio.get_running_loop()
         self._later = loop.call_later(_SPARE_DELAY_SECONDS, self._templates.refill)
+
+    def _refill_now(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+        self._templates.refill()
 
     def _show_for_attempt(self, attempt: Attempt) -> None:
         if self._view is None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -43,10 +44,12 @@ _OWN_ENTRIES = frozenset(
         "mqueue",
         "code",
         "template.log",
+        "supervisors.json",
+        ".supervisors.json",
     )
 )
-_OTHERS_ENTRIES = frozenset(("state.json", "agent.log", "agent.sock"))
-"""What the broker keeps in the pod's directory."""
+_OTHERS_PREFIXES = ("state.json", "agent.log", "agent.sock")
+"""What the broker keeps in the pod's directory, and writes there at any time."""
 
 
 @dataclass
@@ -64,7 +67,6 @@ class Places:
     directory: Path
     view: View | None
     kept: frozenset[str] = frozenset()
-    _runs: int = 0
     _trashed: int = 0
 
     def __post_init__(self) -> None:
@@ -74,7 +76,7 @@ class Places:
     @property
     def run(self) -> Path:
         """Folder of the present attempt: package, temporary files, the tail of its output."""
-        return self.directory / "scratch" / f"run-{self._runs}"
+        return self.directory / "scratch" / "run"
 
     @property
     def temporary(self) -> Path:
@@ -82,17 +84,30 @@ class Places:
         return Path("/tmp") if self.view is not None else self.run / "tmp"
 
     def begin(self) -> None:
-        """Make the folders of a new attempt."""
-        self._runs += 1
-        self.run.mkdir(mode=0o700)
+        """Make the folders of a new attempt; a reset that found them empty has left them."""
+        self.run.mkdir(mode=0o700, exist_ok=True)
         if self.view is None:
-            (self.run / "tmp").mkdir(mode=0o700)
+            (self.run / "tmp").mkdir(mode=0o700, exist_ok=True)
+
+    def run_is_empty(self) -> bool:
+        """Whether the attempt left nothing in its folders."""
+        try:
+            inside = os.listdir(self.run)
+            return not inside or (
+                self.view is None
+                and inside == ["tmp"]
+                and stat.S_IMODE(os.lstat(self.temporary).st_mode) == 0o700
+                and not os.listdir(self.temporary)
+            )
+        except OSError:
+            return False
 
     def set_aside(self, path: Path) -> Path:
         """Move something out of the next job's reach, to be deleted."""
         self._trashed += 1
         target = self.directory / "trash" / f"{self._trashed}-{path.name[:100]}"
-        path.rename(target)
+        if os.path.lexists(path):
+            path.rename(target)
         return target
 
 
@@ -165,7 +180,7 @@ async def reset(
     view = places.view
     if view is not None:
         await _empty_view(view, places, findings)
-    if places.run.exists():
+    if not places.run_is_empty():
         await _remove(places.set_aside(places.run), findings)
     await _remove_strangers(places, findings)
     if view is None:
@@ -232,13 +247,15 @@ async def _remove(path: Path, findings: Findings) -> None:
 
 async def _remove_strangers(places: Places, findings: Findings) -> None:
     """Remove what a job put into the pod's own directory beside the pod's own entries."""
-    known = _OWN_ENTRIES | _OTHERS_ENTRIES | places.kept
+    known = _OWN_ENTRIES | places.kept
     for name in os.listdir(places.directory):
-        if name not in known:
+        if name not in known and not name.startswith(_OTHERS_PREFIXES):
             await _remove(places.directory / name, findings)
-    current = places.view.scratch.name if places.view is not None else None
+    current = {places.run.name}
+    if places.view is not None:
+        current.add(places.view.scratch.name)
     for name in os.listdir(places.directory / "scratch"):
-        if name != current:
+        if name not in current:
             await _remove(places.directory / "scratch" / name, findings)
     for name in os.listdir(places.directory / "trash"):
         if not findings.problems:

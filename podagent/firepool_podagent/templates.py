@@ -232,6 +232,9 @@ class Templates:
         Folder of this package as other interpreters can read it.
     show : callable
         Makes paths visible in the pod for good.
+    publish_supervisors : bool
+        Write which supervisors there are into ``supervisors.json``: without a PID namespace they
+        outlive the agent by the time they need to kill, and the pod is not gone before they are.
     """
 
     def __init__(
@@ -240,6 +243,7 @@ class Templates:
         directory: Path,
         package: Path,
         show: Callable[[Iterable[str]], None],
+        publish_supervisors: bool = False,
     ) -> None:
         self._children = children
         self._directory = directory
@@ -250,6 +254,8 @@ class Templates:
         self._learned: dict[str, list[str]] = {}
         self._dropped: dict[str, dict[str, str]] = {}
         self._environment_variables: dict[str, str] = {}
+        self._publish = publish_supervisors
+        self._supervisors: dict[int, int] = {}
         self.closed = False
 
     # --- for the pod -----------------------------------------------------------------------------
@@ -425,6 +431,8 @@ class Templates:
         kind = message["type"]
         if kind == "forked":
             template.forked(int(message["id"]), int(message["pid"]))
+            if self._publish:
+                self._publish_supervisor(int(message["pid"]))
         elif kind in ("ready", "preloaded"):
             template.preloaded.update(message.get("preloaded", ()))
             self._dropped.setdefault(template.digest, {}).update(message.get("dropped", {}))
@@ -445,6 +453,14 @@ class Templates:
             if template is self._template and not self.closed:
                 environment = template.environment
                 self._replace(environment)
+
+    def _publish_supervisor(self, pid: int) -> None:
+        self._supervisors[pid] = 0
+        present = {p: processes.process(p) for p in self._supervisors}
+        self._supervisors = {p: found.start_ticks for p, found in present.items() if found}
+        temporary = self._directory / ".supervisors.json"
+        temporary.write_text(json.dumps(self._supervisors))
+        temporary.rename(self._directory / "supervisors.json")
 
     def _improve(self) -> None:
         template = self._template

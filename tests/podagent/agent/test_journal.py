@@ -92,8 +92,11 @@ def test_a_trimmed_attempt_is_still_known(tmp_path: Path) -> None:
     log.append({"type": "stream", "name": "stdout", "text": "x"})
     (log.results / "r").write_text("large")
     log.finish(outcome(log))
+    log.acknowledge(1)
+    assert log.results.exists()
+    log.acknowledge(1, outcome=True)  # before the reset has ended
+    assert [m["text"] for m in read_all(log)] == ["x"]
     log.report_reset({"attempt": log.attempt, "clean": True})
-    log.trim()
     assert not log.results.exists()
     again = Journal(tmp_path / "j").attempts["a:1"]
     assert again.state() == log.state()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -131,6 +132,10 @@ def test_the_death_of_the_agent_ends_its_job(agent: Agent, fifo: Watched) -> Non
         if message["type"] == "stream":
             break
     assert fifo.held()
+    if agent.facts["isolation"] == "process":  # whoever waits for the end of the pod knows whom for
+        known = json.loads((agent.directory / "supervisors.json").read_text())
+        names = {processes.process(int(pid)).start_ticks for pid in known}  # type: ignore[union-attr]
+        assert names == set(known.values())
     agent.kill()
     until(lambda: not fifo.held(), 5, "processes outlive the agent")
 
