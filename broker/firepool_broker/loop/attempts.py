@@ -364,7 +364,7 @@ class Attempts:
         attempt_id = f"{live.row.id}:{live.row.attempt}"
         following = instruction.outcome.get("next")
         client = self._fleet.client(live.pods[0])
-        self._track(_acknowledge(client, attempt_id, int(str(following or 0))))
+        self._track(_acknowledge(client, attempt_id, int(str(following or 0)), settled=True))
 
     async def _signal(self, instruction: SignalAttempt) -> None:
         name = instruction.pods[0][0]
@@ -433,8 +433,10 @@ class Attempts:
             tries += 1
 
 
-async def _acknowledge(client: AgentClient, attempt_id: str, following: int) -> None:
+async def _acknowledge(
+    client: AgentClient, attempt_id: str, following: int, *, settled: bool = False
+) -> None:
     try:
-        await client.acknowledge(attempt_id, following)
+        await client.acknowledge(attempt_id, following, settled=settled)
     except (AgentUnreachable, AgentRefused, AgentLied) as error:
         log.info("%s could not be acknowledged: %s", attempt_id, error)
