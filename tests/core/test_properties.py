@@ -11,7 +11,7 @@ from typing import Any
 
 from firepool_broker.core import events as e
 from firepool_broker.core.jobs import JobState
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from world import World, failure, pool
@@ -227,6 +227,8 @@ Interleavings.TestCase.settings = settings(
     max_examples=60,
     stateful_step_count=50,
     deadline=None,
+    report_multiple_bugs=False,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
 )
 test_interleavings = Interleavings.TestCase

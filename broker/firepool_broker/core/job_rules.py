@@ -26,6 +26,7 @@ from firepool_broker.core.pod_rules import PodRules
 from firepool_broker.core.pods import (
     PodState,
 )
+from firepool_broker.core.sessions import SessionKey
 from firepool_broker.core.state import State
 
 _COMMIT_RETRY_SECONDS = 1.0
@@ -82,6 +83,10 @@ class JobRules:
         session = job.session
         if session is not None:
             self._state.unprepared.pop(session, None)
+            heard = self._state.sessions.heard(session, job.client_id, now)
+            if heard is not None:
+                self._state.deadlines.add(heard.expires_at, Due.SESSION, *session)
+                self.let_go_on(session, now)
         self.wait(job, now)
         self._state.new.append(job)
 
@@ -93,8 +98,16 @@ class JobRules:
         job.ordered = (
             job.attached and not job.parallel and self._state.sessions.get(session) is not None
         )
-        job.withheld = job.attached and self._state.sessions.is_away(session)
         self._state.jobs[job.id] = job
+
+    def let_go_on(self, session: SessionKey, now: float) -> None:
+        """Let the withheld jobs of a session go on: its client is back."""
+        for job in list(self._state.queue.of_session(session)):
+            if job.withheld:
+                job.withheld = False
+                self._state.queue.settle(job, now)
+                self._state.dirty.add(job.sku)
+                self._state.new.append(job)
 
     def wait(self, job: Job, now: float) -> None:
         """Put a job into the queue, with its deadline there."""
@@ -258,6 +271,9 @@ class JobRules:
 
     def retry(self, job: Job, error: JobError | None, outcome: Outcome | None, now: float) -> None:
         """Finish a job whose attempt is over, or queue it again within its budgets."""
+        if job.attached and self._state.sessions.has_lapsed(job.session):
+            self.finish(job, error, outcome, now)  # nobody waits for another attempt
+            return
         budget = verdict.budget_of(
             job, error, outcome is None, self._state.policies.max_infra_retries
         )
@@ -308,6 +324,7 @@ class JobRules:
         self._state.supply.forget(job)
         pod = self._state.tracker.buckets[job.sku].reserved.get(job.id)
         if pod is not None and pod.job is None:
+            self._state.tracker.update(pod, reserved_for=None)
             self._pods.retire(pod, "the job it was made for is over", now)
 
     def move(self, job: Job, state: JobState) -> None:

@@ -100,7 +100,7 @@ class SessionRules:
             for job in list(self._state.queue.of_session(key)):
                 if job.attached and job.client_id in (None, before.client_id):
                     self._jobs.finish(job, error, None, now)
-        self._return(key, now)
+        self._jobs.let_go_on(key, now)
         if session.environment is None:
             return
         if before is None or before.environment != session.environment:
@@ -126,7 +126,7 @@ class SessionRules:
     def _on_session_connected(self, event: e.SessionConnected, now: float) -> None:
         key = (event.caller, event.tag)
         if self._state.sessions.connect(key, event.client_id, now) is not None:
-            self._return(key, now)
+            self._jobs.let_go_on(key, now)
 
     def _on_session_disconnected(self, event: e.SessionDisconnected, now: float) -> None:
         key = (event.caller, event.tag)
@@ -140,15 +140,6 @@ class SessionRules:
                 self._jobs.give_up_reservation(job, now)
                 self._state.queue.settle(job, now)
         self._touch_pools_of(event.caller)
-
-    def _return(self, key: SessionKey, now: float) -> None:
-        """Let the withheld jobs of a session go on: its client is back."""
-        for job in list(self._state.queue.of_session(key)):
-            if job.withheld:
-                job.withheld = False
-                self._state.queue.settle(job, now)
-                self._state.dirty.add(job.sku)
-                self._state.new.append(job)
 
     def _on_session_ended(self, event: e.SessionEnded, now: float) -> None:
         key = (event.caller, event.tag)

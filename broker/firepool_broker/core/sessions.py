@@ -103,6 +103,10 @@ class SessionBook:
         """Whether it is a stored session whose client is not there."""
         return key is not None and key in self._sessions and key not in self.open_sessions
 
+    def has_lapsed(self, key: SessionKey | None) -> bool:
+        """Whether it is a stored session that has lapsed."""
+        return key is not None and key in self._sessions and self._sessions[key].lapsed
+
     def any_live(self) -> bool:
         """Whether any session has not lapsed."""
         return any(not session.lapsed for session in self._sessions.values())
@@ -140,7 +144,7 @@ class SessionBook:
         if session is None or session.client_id != client_id or not session.connected:
             return None
         session.connected = False
-        session.open_until = now
+        session.open_until = 0.0
         session.expires_at = now + self.ttl_seconds
         self.open_sessions.discard(key)
         return session
@@ -149,7 +153,17 @@ class SessionBook:
         """Await the successor of a client that said goodbye; the session counts as open."""
         session = self._sessions[key]
         session.connected = False
+        session.lapsed = False
         self._renew(session, now)
+
+    def heard(self, key: SessionKey, client_id: str | None, now: float) -> Session | None:
+        """Note a sign of life of a client that counted as away; None when it changes nothing."""
+        session = self._sessions.get(key)
+        if session is None or key in self.open_sessions or client_id != session.client_id:
+            return None
+        session.lapsed = False
+        self._renew(session, now)
+        return session
 
     def lapse_if_due(self, key: SessionKey, now: float) -> Session | None:
         """Let a session lapse whose client has been away for a period; None when it is not due."""
@@ -157,6 +171,7 @@ class SessionBook:
         if session is None or session.connected or session.lapsed or now < session.expires_at:
             return None
         session.lapsed = True
+        session.open_until = 0.0
         self.open_sessions.discard(key)
         return session
 
