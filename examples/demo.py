@@ -50,7 +50,10 @@ def main() -> int:
     console = Console(width=max(110, Console().width))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     kernel = NotebookClient(
-        notebook, timeout=120, resources={"metadata": {"path": NOTEBOOK.parent}}
+        notebook,
+        timeout=120,
+        resources={"metadata": {"path": NOTEBOOK.parent}},
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
     )
     table = Table(title=f"{NOTEBOOK.name}, through a real kernel", show_lines=True)
     for name, style in (("cell", "cyan"), ("output", ""), ("path", "green")):
