@@ -49,6 +49,10 @@ class Dispatcher:
         self._listeners: list[Callable[[Event], None]] = []
         self._running = False
 
+    def now(self) -> float:
+        """Return the time that events are handled at, in Unix seconds."""
+        return self._clock()
+
     def executes(self, kind: type[_Instruction], executor: Callable[[_Instruction], None]) -> None:
         """Name who executes a kind of instruction."""
         self._executors[kind] = executor

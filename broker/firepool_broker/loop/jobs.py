@@ -137,7 +137,11 @@ class Jobs:
 
     async def insert(self, live: LiveJob, idempotency_key: str | None) -> tuple[JobRow, bool]:
         """Store a new job; returns the row that is stored, and whether it is this one."""
-        row, created = await self._store.insert_job(live.row, idempotency_key=idempotency_key)
+        try:
+            row, created = await self._store.insert_job(live.row, idempotency_key=idempotency_key)
+        except LeadershipLost as error:
+            self._on_deposed(str(error))
+            raise
         if created:
             self.add(live)
             self._metrics.started("accept", self._clock() - row.submitted_at)
