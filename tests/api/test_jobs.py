@@ -66,24 +66,17 @@ async def test_the_same_id_twice_gives_one_job(client: httpx.AsyncClient, cell: 
 
 async def test_ten_thousand_submits_in_a_burst_lose_none(broker: Any, cell: MakeCell) -> None:
     """Through the socket, many connections at once, each with requests one after another."""
-    body = json.dumps(cell(lease_tag="nb")).encode()
-    request = (
-        b"POST /v1/jobs HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer owner-token\r\n"
-        b"Idempotency-Key: %s\r\nContent-Length: %d\r\n\r\n"
-    )
     accepted: set[str] = set()
 
     async def submit(worker: int, count: int) -> None:
-        reader, writer = await asyncio.open_unix_connection(str(broker.socket))
-        for number in range(count):
-            key = f"{worker}-{number}".encode()
-            writer.write(request % (key, len(body)) + body)
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 201 "), head
-            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-            accepted.add(json.loads(await reader.readexactly(length))["id"])
-        writer.close()
-        await writer.wait_closed()
+        async with broker.connection() as connection:
+            for number in range(count):
+                key = f"{worker}-{number}"
+                status, job = await connection.post(
+                    "/v1/jobs", cell(lease_tag="nb"), Idempotency_Key=key
+                )
+                assert status == 201
+                accepted.add(job["id"])
 
     await asyncio.gather(*(submit(worker, 100) for worker in range(100)))
     assert len(accepted) == 10_000

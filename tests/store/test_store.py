@@ -413,6 +413,27 @@ async def test_a_database_that_another_process_holds_is_busy(
     assert (await write)[1], "a short hold only delays"
 
 
+async def test_a_lock_that_is_held_for_long_is_waited_for_once_not_by_each(
+    tmp_path: Path, job: MakeJob
+) -> None:
+    database = Database(tmp_path / "b.db")
+    committer = await _committer(database)
+    database._connection.execute("PRAGMA busy_timeout=300")
+    holder = sqlite3.connect(tmp_path / "b.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    started = time.monotonic()
+    results = await asyncio.gather(
+        *(committer.submit(InsertJob(job(f"j{i}"), None)) for i in range(40)),
+        return_exceptions=True,
+    )
+    assert all(isinstance(result, StoreBusy) for result in results)
+    assert time.monotonic() - started < 40 * 0.3 / 3
+    holder.execute("COMMIT")
+    holder.close()
+    await committer.submit(InsertJob(job("j1"), None))
+    await committer.close()
+
+
 async def test_a_full_disk_loses_nothing_that_was_acknowledged(
     tmp_path: Path, job: MakeJob
 ) -> None:

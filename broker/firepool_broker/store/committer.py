@@ -16,7 +16,13 @@ from typing import TypeVar
 from msgspec import Struct
 
 from firepool_broker.store.database import Database
-from firepool_broker.store.errors import LeadershipLost, StoreClosed, StoreError, WriteRefused
+from firepool_broker.store.errors import (
+    LeadershipLost,
+    StoreBusy,
+    StoreClosed,
+    StoreError,
+    WriteRefused,
+)
 from firepool_broker.store.writes import AcquireLeadership, Write
 
 GROUP_LIMIT = 256
@@ -139,6 +145,9 @@ class Committer:
         started = self._clock()
         try:
             results = self._transaction(group)
+        except StoreBusy as error:
+            # nobody got the lock, and each alone would wait for it as long again
+            results = [error] * len(group)
         except Exception as error:  # noqa: BLE001 - whatever one write raised must not cost others
             if len(group) == 1:
                 results = [error]
