@@ -30,7 +30,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets import Type, observe
 
-from firepool_podagent.interpreter import plain
+from firepool_podagent.interpreter import plain, sessionpip
 from firepool_podagent.interpreter.plain import CellResult
 from firepool_podagent.interpreter.streams import Outlet
 
@@ -98,10 +98,9 @@ class _Publisher(DisplayPublisher):
         """Return a bundle as JSON; a widget, which needs a kernel, becomes its text."""
         if _WIDGET in data:
             data = {kind: value for kind, value in data.items() if kind != _WIDGET}
-            if self.outlet is not None and not self._widget_note:
+            if not self._widget_note:
                 self._widget_note = True
-                text = "widgets show as text in a remote cell"
-                self.outlet.send({"type": "note", "level": "info", "text": text})
+                self.shell._note("widgets show as text in a remote cell")
         return {kind: jsonable(value) for kind, value in data.items()}
 
     def clear_output(self, wait: bool = False) -> None:
@@ -111,6 +110,10 @@ class _Publisher(DisplayPublisher):
 
 class _Hook(DisplayHook):
     """Sends the value of a cell's last expression."""
+
+    def quiet(self) -> bool:
+        """Tell whether the cell ends with a semicolon; there is no history to look it up in."""
+        return bool(self.semicolon_at_end_of_expression(self.shell.cell))
 
     def write_output_prompt(self) -> None:
         """Show no prompt."""
@@ -294,6 +297,32 @@ class _Shell(InteractiveShell):
         except Exception:  # noqa: BLE001 - an exception that IPython cannot show
             return plain.format_traceback(error)
 
+    def init_magics(self) -> None:
+        super().init_magics()
+        self.register_magic_function(self._pip, "line", "pip")
+        self.register_magic_function(self._uv, "line", "uv")
+        for name in ("conda", "mamba", "micromamba"):
+            self.register_magic_function(_refuse_conda, "line", name)
+
+    def _pip(self, line: str) -> None:
+        """Install into the session's overlay."""
+        try:
+            sessionpip.run(line, self._note)
+        except sessionpip.PipError as error:
+            raise UsageError(str(error)) from None
+
+    def _uv(self, line: str) -> None:
+        """Understand ``%uv pip …`` as ``%pip …``."""
+        tool, _, rest = line.strip().partition(" ")
+        if tool != "pip":
+            raise UsageError(f"%uv {tool} is not available in a remote cell; %uv pip install is")
+        self._pip(rest)
+
+    def _note(self, text: str) -> None:
+        outlet = self.display_pub.outlet
+        if outlet is None or not outlet.send({"type": "note", "level": "info", "text": text}):
+            print(text)
+
     # --- subprocesses --------------------------------------------------------------------------
 
     def system(self, cmd: str) -> None:
@@ -304,6 +333,14 @@ class _Shell(InteractiveShell):
 
     system_piped = system
     system_raw = system
+
+
+def _refuse_conda(_line: str) -> None:
+    """Say why there is no conda."""
+    raise UsageError(
+        "conda would change the environment, which a remote cell cannot;"
+        " %pip install fills an overlay of this session"
+    )
 
 
 class IPythonShell:

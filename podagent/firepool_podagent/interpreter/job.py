@@ -33,6 +33,7 @@ from firepool_podagent.interpreter import (
     pickling,
     plain,
     results,
+    sessionpip,
     surroundings,
 )
 from firepool_podagent.interpreter.frames import Channel, ChannelClosedError
@@ -121,6 +122,7 @@ class Job:
         """Run the attempt and exit."""
         self._spec = spec
         self._outlet.begin(spec["nonce"])
+        sessionpip.attempt = spec
         signal.signal(signal.SIGINT, signal.default_int_handler)
         found: list[dict[str, Any]] = []
         try:

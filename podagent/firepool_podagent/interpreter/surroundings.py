@@ -61,6 +61,7 @@ def enter(spec: dict[str, Any]) -> None:
     set_environment({**spec["env"], **spec.get("protected_env", {})})
     os.chdir(spec.get("cwd") or spec["session_dir"])
     _set_import_path(spec)
+    _let_children_see(spec["paths"])
     threadpools.restore()
     sys.argv = [""]
 
@@ -116,7 +117,29 @@ def import_path(spec: dict[str, Any]) -> list[str]:
     )
     own.insert(next(installed, len(own)), "")
     extra = (spec.get("environment") or {}).get("path") or ()
-    return [*front, *own, *(entry for entry in extra if entry not in own and entry not in front)]
+    return list(dict.fromkeys((*front, *own, *extra)))
+
+
+def _let_children_see(paths: dict[str, Any]) -> None:
+    """Let interpreters and scripts that the job starts find what the job itself finds."""
+    overlays = [*paths.get("overlays", ())]
+    front = overlays + ([paths["package"]] if paths.get("package") else [])
+    _put_first("PYTHONPATH", front)
+    _put_first("PATH", [os.path.join(folder, "bin") for folder in overlays])
+
+
+def _put_first(variable: str, folders: list[str]) -> None:
+    if folders:
+        rest = os.environ.get(variable)
+        os.environ[variable] = os.pathsep.join([*folders, rest] if rest else folders)
+
+
+def add_overlay(path: str) -> None:
+    """Put an overlay that was filled just now before everything else."""
+    if path not in sys.path:
+        sys.path.insert(0, path)
+        _let_children_see({"overlays": [path]})
+    importlib.invalidate_caches()
 
 
 def _set_import_path(spec: dict[str, Any]) -> None:
