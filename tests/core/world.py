@@ -346,7 +346,8 @@ class World:
         limit = self.policies.max_pods_per_caller
         if limit is not None:
             used: dict[str, int] = {}
-            for job_id in {*self.running, *(launch.job_id for launch in self.commits)}:
+            living = [one.job_id for one in self.commits if one.pods[0][0] in self.pods]
+            for job_id in {*self.running, *living}:
                 caller = self.rows[job_id].job.caller
                 used[caller] = used.get(caller, 0) + 1
             assert all(count <= limit for count in used.values()), f"a limit was overrun: {used}"

@@ -70,6 +70,8 @@ class Bucket:
 
     Attributes
     ----------
+    policy, gpus, capped
+        The pool's policy, GPUs of one pod, and whether a reuse cap is on.
     pods
         All of them by name.
     idle, starting
@@ -89,6 +91,7 @@ class Bucket:
     """
 
     __slots__ = (
+        "capped",
         "gpus",
         "held",
         "idle",
@@ -107,6 +110,9 @@ class Bucket:
     def __init__(self, policy: PoolPolicy) -> None:
         self.policy = policy
         self.gpus = policy.shape.gpu
+        self.capped = (
+            policy.max_jobs_per_pod is not None or policy.max_pod_lifetime_seconds is not None
+        )
         self.pods: dict[str, Pod] = {}
         self.idle: dict[Pod, None] = {}
         self.starting: dict[Pod, None] = {}
@@ -151,6 +157,32 @@ class Bucket:
                 self.starting[pod] = None
         elif state is RESETTING:
             self.resetting[pod] = None
+
+    def assign(self, pod: Pod, job_id: str, retires: bool) -> None:
+        """Mark a pod ASSIGNED to a job: every claim does this under the lock, so in one go.
+
+        The same as :meth:`extract`, a change of state and :meth:`insert`, spelt out for the pods
+        most claims get.
+        """
+        state = pod.state
+        plain = state is IDLE and pod.reserved_for is None and pod.prepared_for is None
+        if plain:
+            self.terms[_IDLE] -= 1
+            newest, _ = self.idle.popitem()
+            if newest is not pod:
+                self.idle[newest] = None
+                del self.idle[pod]
+        else:
+            self.extract(pod)
+        pod.came_from = state
+        pod.state = ASSIGNED
+        pod.job = job_id
+        if plain and not retires:
+            self.terms[_ASSIGNED] += 1
+            return
+        if retires:
+            pod.retire_after = True
+        self.insert(pod)
 
     def extract(self, pod: Pod) -> None:
         """Take a pod out of the index, before its state or flags change."""

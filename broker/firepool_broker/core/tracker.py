@@ -154,13 +154,13 @@ class Tracker:
             state = pod.state
             if state is not IDLE and state is not HELD:
                 raise self._illegal(pod, ASSIGNED)
-            bucket.extract(pod)
-            pod.came_from = state
-            pod.state = ASSIGNED
-            pod.job = job.id
-            if path == "recycled" or pod.isolation == "none" or self._capped(bucket, pod, now):
-                pod.retire_after = True
-            bucket.insert(pod)
+            bucket.assign(
+                pod,
+                job.id,
+                path == "recycled"
+                or pod.isolation == "none"
+                or (bucket.capped and self._reaches_cap(bucket, pod, now)),
+            )
             self.leases[job.id] = pod
             if usage is None:
                 usage = self.usage[job.caller] = Usage()
@@ -241,7 +241,7 @@ class Tracker:
         return None
 
     @staticmethod
-    def _capped(bucket: Bucket, pod: Pod, now: float) -> bool:
+    def _reaches_cap(bucket: Bucket, pod: Pod, now: float) -> bool:
         policy = bucket.policy
         if policy.max_jobs_per_pod is not None and pod.jobs_run + 1 >= policy.max_jobs_per_pod:
             return True
