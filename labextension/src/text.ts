@@ -111,10 +111,10 @@ export function statusText(state: IState): string {
   }
 }
 
-/** `ValueError` where user code raised it, else the class that programs switch on. */
+/** `ValueError` where user code raised it, else the class; nothing where the state says it all. */
 export function errorText(job: IJob): string {
   const error = job.error;
-  if (!error) {
+  if (!error || (job.state === 'CANCELLED' && error.class === 'Cancelled')) {
     return '';
   }
   return (error.class === 'NonZeroExit' && error.ename) || error.class;

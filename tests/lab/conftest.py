@@ -350,6 +350,9 @@ class Lab:
         panel = self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
         return panel.locator(".jp-Notebook .jp-Cell").nth(index)
 
+    def output(self, index: int) -> Any:
+        return self.cell(index).locator(".jp-OutputArea")
+
     def text(self, index: int) -> str:
         """What a person reads below the cell."""
         return "".join(self.cell(index).locator(".jp-OutputArea-output").all_inner_texts())

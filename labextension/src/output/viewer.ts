@@ -81,8 +81,9 @@ export class JobOutput extends MainAreaWidget<Panel> {
       const ran = job.times.ended - job.times.first_instruction;
       parts.push(`ran ${durationText(ran)}`);
     }
-    if (job.error) {
-      parts.push(errorText(job));
+    const error = errorText(job);
+    if (error) {
+      parts.push(error);
     }
     this._head.node.textContent = parts.join(' · ');
   }

@@ -98,8 +98,9 @@ function summary(job: IJob): string {
   if (start !== null) {
     parts.push(durationText(start));
   }
-  if (job.error) {
-    parts.push(errorText(job));
+  const error = errorText(job);
+  if (error) {
+    parts.push(error);
   }
   return parts.join(' · ');
 }
@@ -114,7 +115,7 @@ function explanation(job: IJob): string {
     lines.push(`First instruction ${durationText(start)} after the submit`);
   }
   if (job.error) {
-    lines.push(`${errorText(job)}: ${job.error.message}`);
+    lines.push(`${job.error.class}: ${job.error.message}`);
   }
   return lines.join('\n');
 }
