@@ -79,8 +79,8 @@ class Deliveries:
     def linking(self, kind: str, sha256: str, source: str) -> Callable[[], bool]:
         """Work that takes a file of the same machine; it reads the whole file, so not in the loop.
 
-        A hard link only where the file cannot be changed through its other name by mistake: one
-        of this user that nobody may write; a copy otherwise.
+        A hard link only of a file that nobody may write, so that a job cannot change the original
+        through its other name by mistake; a copy otherwise.
         """
         target = self.place(kind, sha256)
         temporary = self._temporary(target)
@@ -89,6 +89,8 @@ class Deliveries:
             new = not target.exists()
             try:
                 try:
+                    if os.stat(source).st_mode & 0o222:
+                        raise PermissionError("somebody may write it")
                     os.link(source, temporary, follow_symlinks=False)
                 except OSError:  # another disk, or not ours to link
                     shutil.copyfile(source, temporary)
@@ -142,8 +144,8 @@ class Deliveries:
         archive = self.place("packages", sha256)
 
         def extract() -> None:
-            from firepool_podagent import packages
+            from firepool_podagent.packages import extract as unpack
 
-            packages.extract(archive, target)
+            unpack(archive, target)
 
         return extract

@@ -41,6 +41,7 @@ _EDGES = frozenset(
 )
 _SPARE_DELAY_SECONDS = 0.005
 _SMALL_BYTES = 1 << 20
+_OWN_FOLDER_SUFFIXES = ("HOME", "_CACHE", "_CACHE_DIR", "_CONFIG_DIR")
 
 
 class IllegalStateError(RuntimeError):
@@ -259,8 +260,8 @@ class Pod:
                 self._move("resetting")
                 findings.problems.append("the agent could not bring the attempt to its end")
             self._move("unclean" if findings.problems else "draining" if self._drain else "idle")
-        self._templates.learn(attempt.spec.get("environment"), attempt.imported)
-        self._templates.improve()
+        if attempt.job_pid and self._state in ("idle", "draining"):
+            self._templates.prepare(attempt.spec.get("environment"), None, attempt.imported)
 
     async def _serve(self, attempt: Attempt, blobs: list[str]) -> dict[str, Any]:
         spec = attempt.spec
@@ -314,7 +315,9 @@ class Pod:
         wanted = [spec.get("cwd"), spec.get("session_dir"), options.get("overlay_root")]
         if environment:
             wanted += environment_paths(environment)
-        wanted += _sockets(spec.get("env", {}), self._view)
+        variables = spec.get("env", {})
+        wanted += [value for name, value in variables.items() if _names_own_folder(name)]
+        wanted += _sockets(variables, self._view)
         covered = self._view.show([str(path) for path in wanted if path])
         for path in covered:
             attempt.say(
@@ -388,6 +391,11 @@ def _check_spec(attempt: str, spec: dict[str, Any]) -> None:
     for name in ("kind", "session_dir"):
         if not isinstance(spec.get(name), str):
             raise wire.Refused("BadRequest", f"{name} is missing", name)
+
+
+def _names_own_folder(name: str) -> bool:
+    """Whether a variable names a folder of the person's own: the home, caches, configuration."""
+    return name.endswith(_OWN_FOLDER_SUFFIXES) and not name.startswith("FIREPOOL_")
 
 
 def _sockets(variables: dict[str, str], view: mounts.View) -> list[str]:

@@ -90,8 +90,9 @@ class Removal:
                 continue
             # One level of the walk: descriptor, its parent, its name there, how to show it, and the
             # folders found in it that are still to be walked.
-            levels = [(root, top, name, shown, self._empty(root, shown))]
+            levels: list[tuple[int, int, str, str, list[str]]] = [(root, top, name, shown, [])]
             try:
+                levels[0][4].extend((yield from self._empty(root, shown)))
                 while levels:
                     folder, parent, own_name, own_shown, inner = levels[-1]
                     if inner:
@@ -104,8 +105,8 @@ class Removal:
                             continue
                         opened = self._open(folder, child, child_shown)
                         if opened is not None:
-                            below = self._empty(opened, child_shown)
-                            levels.append((opened, folder, child, child_shown, below))
+                            levels.append((opened, folder, child, child_shown, []))
+                            levels[-1][4].extend((yield from self._empty(opened, child_shown)))
                         continue
                     levels.pop()
                     os.close(folder)
@@ -151,7 +152,7 @@ class Removal:
         finally:
             os.close(place)
 
-    def _empty(self, folder: int, shown: str) -> list[str]:
+    def _empty(self, folder: int, shown: str) -> Generator[None, None, list[str]]:
         """Unlink what is not a folder; return the folders."""
         folders: list[str] = []
         with os.scandir(folder) as entries:
@@ -161,6 +162,8 @@ class Removal:
                 folders.append(name)
             else:
                 self._unlink(folder, name, f"{shown}/{name}")
+                if self.removed % _BATCH == 0:
+                    yield
         return folders
 
     def _move_up(self, folder: int, name: str, top: int, shown: str) -> str | None:

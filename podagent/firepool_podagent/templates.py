@@ -363,10 +363,6 @@ class Templates:
         self._spare = template.fork()
         self._spare.on_packet = self._spare_lost(self._spare)
 
-    def improve(self) -> None:
-        """Preload what was learned since, and renew the spare."""
-        self._improve()
-
     def forget(self) -> None:
         """Let everything go, for instance after it was killed."""
         if self._spare is not None:
@@ -448,11 +444,13 @@ class Templates:
         elif kind == "tainted":
             module, reason = message.get("module"), str(message.get("reason"))
             dropped = self._dropped.setdefault(template.digest, {})
-            suspects = [module] if module else list(self._learned.get(template.digest, ()))
-            dropped.update({str(name): reason for name in suspects})
-            if template is self._template and not self.closed:
-                environment = template.environment
-                self._replace(environment)
+            suspects = [str(module)] if module else self._learned.get(template.digest, [])
+            new = [name for name in suspects if name not in dropped]
+            dropped.update(dict.fromkeys(new, reason))
+            if not new:  # it is unfit as it is: a new one would be no better
+                self._fail(template, f"the interpreter cannot be forked: {reason}")
+            elif template is self._template and not self.closed:
+                self._replace(template.environment)
 
     def _publish_supervisor(self, pid: int) -> None:
         self._supervisors[pid] = 0

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,12 @@ class Agent:
             **config,
         }
 
-    def start(self, target: Path = PACKAGE, python: str = sys.executable) -> Agent:
+    def start(
+        self,
+        target: Path = PACKAGE,
+        python: str = sys.executable,
+        before: Callable[[], None] | None = None,
+    ) -> Agent:
         reader, writer = os.pipe()
         with open(self.directory / "agent.log", "ab") as log:
             process = subprocess.Popen(
@@ -89,6 +94,7 @@ class Agent:
                 stdout=log,
                 stderr=log,
                 pass_fds=[reader],
+                preexec_fn=before,
             )
         os.close(reader)
         with open(writer, "w") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -79,6 +80,26 @@ def test_without_isolation_a_pod_serves_one_job(start_agent: Callable[..., Agent
 def test_an_unknown_isolation_is_refused(short_dir: Path) -> None:
     with pytest.raises(RuntimeError, match="none of auto, namespaces, process, none"):
         Agent(short_dir / "pod", isolation="vm").start()
+
+
+def _give_up_mounting() -> None:
+    pr_capbset_drop, cap_sys_admin = 24, 21
+    ctypes.CDLL(None).prctl(pr_capbset_drop, cap_sys_admin, 0, 0, 0)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give up a capability")
+def test_a_machine_without_namespaces_gives_the_next_best(short_dir: Path) -> None:
+    agent = Agent(short_dir / "pod")
+    agent.start(before=_give_up_mounting)
+    try:
+        assert agent.facts["isolation"] == agent.health()["isolation"] == "process"
+        assert agent.run("print(1)").reset["clean"]
+    finally:
+        agent.stop()
+    strict = Agent(short_dir / "strict", isolation="namespaces")
+    with pytest.raises(RuntimeError, match="no namespaces of its own"):
+        strict.start(before=_give_up_mounting)
 
 
 def test_an_orphan_goes_after_its_attempt(start_agent: Callable[..., Agent]) -> None:
