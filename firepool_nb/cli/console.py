@@ -50,15 +50,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty: st
         click.echo(empty)
         return
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=1000)  # whole words for pipes
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(*row)
-    if console.is_terminal:
-        console.print(table)
-    else:  # whole words for pipes: rich would cut them at 80 columns
-        console.print(table, width=1000, crop=False)
+    console.print(table)
 
 
 def fail(message: str) -> None:

@@ -45,11 +45,11 @@ def run(
     A first word that ends in .py is a script of this interpreter; anything else is a command.
     The exit status is the job's.
     """
-    work = _work(words, code)
+    asked = {**_work(words, code), **_fields(**options)}  # wrong use starts no broker
     session = Session(tag or f"cli-{os.getpid()}-{os.urandom(3).hex()}")
     session.open()
     try:
-        request = session.request(attached=not detach, on_lost="fail", **work, **_fields(**options))
+        request = session.request(attached=not detach, on_lost="fail", **asked)
         if detach:
             view = session.client.submit(request)
             print_json(view) if as_json else click.echo(view["id"])
