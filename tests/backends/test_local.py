@@ -20,6 +20,10 @@ from firepool_broker.backends import (
     PodSpec,
     WatchEvent,
 )
+from firepool_broker.backends import (
+    annotations as annotation_files,
+)
+from firepool_broker.backends.annotations import AnnotationFile
 from firepool_broker.backends.local import LocalBackend
 from firepool_broker.launch.agent_client import AgentClient
 from firepool_broker.testing import PodNeverReady
@@ -284,3 +288,26 @@ async def test_a_folder_that_cannot_be_removed_does_not_stop_anything(
     with contextlib.suppress(KeyError):
         watched.backend.address("pod-1")
         raise AssertionError("a deleted pod has no address")
+
+
+def test_annotations_survive_a_torn_line_and_are_compacted(
+    firepool_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(firepool_home / "annotations")
+    first = AnnotationFile(path)
+    first.load()
+    assert first.current == {}
+    first.merge({"owner": "ada", "job": "j1"})
+    first.merge({"job": None, "tag": "k"})
+    with open(path, "ab") as file:
+        file.write(b'{"owner": "bo')
+    second = AnnotationFile(path)
+    second.load()
+    assert second.current == {"owner": "ada", "tag": "k"}
+    monkeypatch.setattr(annotation_files, "_COMPACT_BYTES", 200)
+    for number in range(50):
+        second.merge({"job": str(number)})
+    assert os.path.getsize(path) < 400
+    third = AnnotationFile(path)
+    third.load()
+    assert third.current == {"owner": "ada", "tag": "k", "job": "49"}

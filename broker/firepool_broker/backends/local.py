@@ -4,7 +4,9 @@ Every pod has a folder of its own below the broker's state folder. It is written
 process is started, so a broker that dies in between leaves a name that the next one finds:
 
 ``state.json``
-    the pod's record (name, uid, pool, revision, annotations), owned by the broker;
+    the pod's record (name, uid, pool, revision), owned by the broker;
+``annotations``
+    whose the pod is and was, owned by the broker;
 ``agent.json``
     pid, start time and isolation, written by the agent when it serves;
 ``agent.log``
@@ -36,6 +38,7 @@ from firepool_broker.backends.agents import (
     supervisors,
     template_revision,
 )
+from firepool_broker.backends.annotations import AnnotationFile
 from firepool_broker.backends.base import (
     Annotations,
     BackendUnavailable,
@@ -66,6 +69,7 @@ class _Pod(Struct, eq=False):
     directory: str
     socket: str
     document: dict[str, Any]
+    annotations: AnnotationFile
     launched: tuple[int, int] | None = None  # pid and start time of what we started
     agent: tuple[int, int] | None = None  # and of the agent itself
     isolation: str = ""
@@ -170,6 +174,7 @@ class LocalBackend:
             uid=spec.uid,
             directory=directory,
             socket=self._socket_path(directory, spec.uid),
+            annotations=AnnotationFile(os.path.join(directory, "annotations")),
             document={
                 "name": spec.name,
                 "uid": spec.uid,
@@ -177,11 +182,12 @@ class LocalBackend:
                 "revision": self.revision,
                 "created_at": time.time(),
                 "socket": self._socket_path(directory, spec.uid),
-                "annotations": dict(spec.annotations),
             },
         )
         try:
             self._save(pod)
+            if spec.annotations:
+                pod.annotations.merge(spec.annotations)
             pid = self._spawn_agent(pod, spec)
             pod.launched = (pid, processes.start_time(pid) or 0)
             pod.document["launched"] = pod.launched
@@ -208,13 +214,12 @@ class LocalBackend:
         await asyncio.shield(pod.deletion)
 
     async def annotate(self, name: str, annotations: Annotations) -> None:
-        """Merge annotations into ``state.json``; a pod that is gone is no error."""
+        """Merge annotations into the pod's own; a pod that is gone is no error."""
         pod = self._pods.get(name)
         if pod is None:
             return
-        merged = {**pod.document["annotations"], **annotations}
-        pod.document["annotations"] = {k: v for k, v in merged.items() if v is not None}
-        self._save(pod)
+        if not pod.leaving:
+            pod.annotations.merge(annotations)
 
     def address(self, name: str) -> PodAddress:
         """Say where the pod's agent is reached."""
@@ -482,9 +487,11 @@ class LocalBackend:
             uid=document["uid"],
             directory=directory,
             socket=document["socket"],
+            annotations=AnnotationFile(os.path.join(directory, "annotations")),
             document=document,
             launched=(launched[0], launched[1]) if launched else None,
         )
+        pod.annotations.load()
         self._pods[name] = pod
         if self._read_agent(pod):
             if not self._watch_exit(pod):
@@ -520,7 +527,7 @@ class LocalBackend:
             serving=pod.agent is not None,
             isolation=pod.isolation,
             created_at=float(document["created_at"]),
-            annotations=document["annotations"],
+            annotations=pod.annotations.current,
         )
 
     def _socket_path(self, directory: str, uid: str) -> str:

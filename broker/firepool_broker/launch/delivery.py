@@ -83,6 +83,7 @@ class Delivery:
                     f"the {what} {digest} is not stored (any more); upload it and submit again",
                 )
         setting = self._setting(caller, tag, job_id)
+        os.makedirs(setting.session_dir, mode=0o700, exist_ok=True)
         return attempt_spec(job_id, attempt, caller, request, setting, self._settings[pool])
 
     async def deliver(self, client: AgentClient, folder: str, job_id: str) -> None:

@@ -113,6 +113,8 @@ class Jobs:
 
     def view(self, row: JobRow, live: LiveJob | None) -> types.JobView:
         """Describe a job to its caller."""
+        if live is not None and live.silent:
+            return job_view(row, live, types.OutputPosition())
         return job_view(row, live, self._outputs.summary(row.id))
 
     async def stream(
@@ -154,6 +156,9 @@ class Jobs:
 
     async def say(self, job_id: str, message: dict[str, object]) -> None:
         """Put a line of the broker's own into a job's output."""
+        live = self.live.get(job_id)
+        if live is not None:
+            live.silent = False
         try:
             await self._outputs.append(job_id, [message])
         except StoreError as error:
@@ -239,6 +244,7 @@ class Jobs:
         row.committed_at = launch.committed_at
         live.pods = tuple(name for name, _ in instruction.pods)
         live.waiting = None
+        live.silent = False
         self._metrics.acquired(instruction.path, instruction.reason)
         if instruction.attempt > 1 and self._outputs.summary(row.id).next:
             text = f"attempt {instruction.attempt}: the job runs again from its beginning"

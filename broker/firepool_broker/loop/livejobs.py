@@ -42,6 +42,8 @@ class LiveJob(Struct, eq=False):
         ``kept`` or ``fresh``, as its session's folder was found.
     notes
         Lines that a person would want to know.
+    silent
+        Nothing can have been put into its output yet.
     """
 
     row: JobRow
@@ -51,6 +53,7 @@ class LiveJob(Struct, eq=False):
     pods: tuple[str, ...] = ()
     waiting: types.Waiting | None = None
     notes: list[str] = field(default_factory=list)
+    silent: bool = False
 
 
 class LiveJobs:

@@ -116,7 +116,7 @@ class Service:
         except core_errors.SubmitRefused as error:
             raise _refusal(error) from error
         setting = self._sessions.setting(row.caller, row.lease_tag, row.id)
-        live = LiveJob(row=row, request=request, session_dir=setting.session_dir)
+        live = LiveJob(row=row, request=request, session_dir=setting.session_dir, silent=True)
         stored, created = await self._jobs.insert(live, idempotency_key)
         if not created:
             return self._jobs.view(stored, self._jobs.live.get(stored.id)), False

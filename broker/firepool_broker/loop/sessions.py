@@ -238,15 +238,12 @@ class Sessions:
     # -- what launching asks ---------------------------------------------------------------
 
     def setting(self, caller: str, tag: str | None, job_id: str) -> Setting:
-        """Say where a job runs; its folder is made when it has none yet."""
+        """Say where a job runs."""
         known = None if tag is None else self._known.get((caller, tag))
         if known is not None:
             return Setting(known.request, known.row.session_dir)
         # a tag that nobody registered is only a tag; a job without any has a folder of its own
-        folder = self._folder(caller, tag if tag is not None else f"\0{job_id}")
-        if tag is not None or job_id:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-        return Setting(None, folder)
+        return Setting(None, self._folder(caller, tag if tag is not None else f"\0{job_id}"))
 
     def first_use(self, caller: str, tag: str | None) -> bool:
         """Tell whether a session's folder is fresh, and count it as used from now on."""
