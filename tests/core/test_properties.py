@@ -7,6 +7,7 @@ is let finish: no job may be left, and the floors must be restored.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from firepool_broker.core import events as e
@@ -224,9 +225,10 @@ class Interleavings(RuleBasedStateMachine):
 
 
 Interleavings.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=60 * int(os.environ.get("FIREPOOL_STRESS", "1")),
     stateful_step_count=50,
     deadline=None,
+    # Shrinking fifty steps takes minutes; a failure prints every step and its seed as it is.
     report_multiple_bugs=False,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],

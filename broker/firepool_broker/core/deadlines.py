@@ -19,8 +19,6 @@ class Due(Enum):
     START = "start"
     RESET = "reset"
     RETIRE = "retire"
-    LIFETIME = "lifetime"
-    BACKOFF = "backoff"
     POOL = "pool"
     DELAY = "delay"
     QUEUE = "queue"

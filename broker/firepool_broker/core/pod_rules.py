@@ -253,7 +253,6 @@ class PodRules:
         """Say again that a pod must go: the first time may have been lost with a broker."""
         pod = self._state.tracker.pods.get(name)
         if pod is not None and pod.state is PodState.RETIRING:
-            pod.retire_sent_at = now
             self._state.out.append(RetirePod(name, pod.retire_reason or "retired"))
             self._state.deadlines.add(
                 now + self._state.policies.reconcile_seconds, Due.RETIRE, name

@@ -145,7 +145,6 @@ class Pod:
         "reserved_for",
         "retire_after",
         "retire_reason",
-        "retire_sent_at",
         "single_use",
         "stale",
         "state",
@@ -174,7 +173,6 @@ class Pod:
         self.ready_at = 0.0
         self.released_at = 0.0
         self.hold_expires_at = 0.0
-        self.retire_sent_at = 0.0
         self.jobs_run = 0
         self.isolation = "process"
         self.retire_reason: str | None = None

@@ -409,7 +409,6 @@ class Tracker:
             moved = pod.job is None
             if moved:
                 self._move(pod, RETIRING, now, reason)
-                pod.retire_sent_at = now
             bucket.insert(pod)
             return moved
 
@@ -439,7 +438,6 @@ class Tracker:
         reserved_for: str | EllipsisType | None = ...,
         prepared_for: SessionKey | EllipsisType | None = ...,
         environment: str | EllipsisType | None = ...,
-        hold_expires_at: float | None = None,
     ) -> None:
         """Change a pod's flags, keeping every index right."""
         with self._lock:
@@ -453,13 +451,7 @@ class Tracker:
                 pod.prepared_for = prepared_for
             if not isinstance(environment, EllipsisType):
                 pod.environment = environment
-            if hold_expires_at is not None:
-                pod.hold_expires_at = hold_expires_at
             bucket.insert(pod)
-
-    def touch_retiring(self, pod: Pod, now: float) -> None:
-        """Note that the backend was told again to remove a pod."""
-        pod.retire_sent_at = now
 
     # ------------------------------------------------------------------ history
 
