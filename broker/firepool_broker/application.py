@@ -165,7 +165,17 @@ class Broker:
         )
         depose = self.lifetime.depose
         self.hub = Hub()
-        self.jobs = Jobs(self.store, self.outputs, self.hub, post, clock, depose, self.metrics)
+        machine = self.dispatcher.machine
+        self.jobs = Jobs(
+            self.store,
+            self.outputs,
+            self.hub,
+            post,
+            clock,
+            depose,
+            self.metrics,
+            lambda job_id: machine.waiting(job_id, clock()),
+        )
         self.sessions = Sessions(
             self.store,
             str(state / "sessions"),
@@ -192,7 +202,7 @@ class Broker:
             clock,
             float(config.output.retention_seconds),
         )
-        self.views = FleetViews(self.dispatcher.machine, self.hub, clock)
+        self.views = FleetViews(machine, self.hub, clock)
         self.service = Service(
             self.dispatcher,
             self.jobs,

@@ -22,6 +22,7 @@ from firepool_broker.core.instructions import (
     CommitRequeue,
     FinishJob,
     NotifyJob,
+    Waiting,
 )
 from firepool_broker.core.jobs import JobState
 from firepool_broker.loop.hub import Hub
@@ -59,6 +60,8 @@ class Jobs:
         Called when another broker leads.
     metrics
         Counts acquisitions, starts and ends.
+    explain
+        Says why a job waits.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Jobs:
         clock: Callable[[], float],
         on_deposed: Callable[[str], None],
         metrics: Metrics,
+        explain: Callable[[str], Waiting | None],
     ) -> None:
         self.live = LiveJobs()
         self._store = store
@@ -79,6 +83,7 @@ class Jobs:
         self._clock = clock
         self._on_deposed = on_deposed
         self._metrics = metrics
+        self._explain = explain
         self._tasks: set[asyncio.Task[None]] = set()
         self._finished: list[Callable[[LiveJob, FinishJob], None]] = []
 
@@ -113,6 +118,8 @@ class Jobs:
 
     def view(self, row: JobRow, live: LiveJob | None) -> types.JobView:
         """Describe a job to its caller."""
+        if live is not None and row.state != "RUNNING":
+            live.waiting = waiting_view(self._explain(row.id))
         if live is not None and live.silent:
             return job_view(row, live, types.OutputPosition())
         return job_view(row, live, self._outputs.summary(row.id))
