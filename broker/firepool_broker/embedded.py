@@ -37,6 +37,7 @@ WIRE_VERSION = 1
 
 _LOCK_PAUSE_SECONDS = 0.01
 _DYING_SECONDS = 1.0
+_ANSWER_SECONDS = 10.0
 _LOG_TAIL_BYTES = 4096
 _NETWORK_FILE_SYSTEMS = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "fhgfs", "gpfs", "lustre", "ncpfs", "nfs"),
@@ -268,7 +269,13 @@ def _start(paths: Paths, deadline: float, timeout_seconds: float) -> Connection:
                 )
             heard += piece
         process.wait()  # only the detaching parent: the broker itself is nobody's child by now
-        return Connection(**json.loads(heard))
+        started = Connection(**json.loads(heard))
+        if started.wire != WIRE_VERSION:
+            raise BrokerStartFailed(
+                f"the broker that {sys.executable} starts is of another wire version"
+                f" ({started.wire}, this client {WIRE_VERSION}); restart this process"
+            )
+        return started
     finally:
         os.close(reader)
         if writer >= 0:
@@ -276,10 +283,13 @@ def _start(paths: Paths, deadline: float, timeout_seconds: float) -> Connection:
 
 
 def _hand_over(connection: Connection, deadline: float) -> None:
-    """Ask a broker of another wire version to go, which it does only when nothing runs."""
+    """Ask a broker of another wire version to go, unless it has work to do."""
     try:
-        _shutdown(connection, {"drain": True, "only_when_idle": True})
-    except EmbeddedError as error:
+        for state in ("RUNNING", "QUEUED", "PENDING"):
+            if _request(connection, "GET", f"/v1/jobs?state={state}&limit=1")["jobs"]:
+                raise EmbeddedError("it has jobs to finish first")
+        _shutdown(connection, {"drain": True})
+    except (EmbeddedError, KeyError) as error:
         raise WireMismatch(
             f"the running broker (pid {connection.pid}, {connection.version}) speaks wire version"
             f" {connection.wire}, this client {WIRE_VERSION}, and it did not hand over: {error};"
@@ -291,32 +301,41 @@ def _hand_over(connection: Connection, deadline: float) -> None:
 
 
 def _shutdown(connection: Connection, body: dict[str, Any]) -> None:
+    try:
+        _request(connection, "POST", "/v1/shutdown", body)
+    except _Broken as error:
+        # one that was dying already breaks the connection and is gone in a moment
+        if not processes.wait_for_exit(connection.pid, connection.start_time, _DYING_SECONDS):
+            raise EmbeddedError(str(error)) from error
+
+
+class _Broken(EmbeddedError):
+    """Nobody answered."""
+
+
+def _request(
+    connection: Connection, method: str, target: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
     import http.client
     import socket
 
     client = http.client.HTTPConnection("localhost")
     client.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    headers = {"Authorization": f"Bearer {connection.token}", "Content-Type": "application/json"}
     try:
-        client.sock.settimeout(10)
+        client.sock.settimeout(_ANSWER_SECONDS)
         client.sock.connect(connection.socket)
-        client.request(
-            "POST",
-            "/v1/shutdown",
-            json.dumps(body),
-            {"Authorization": f"Bearer {connection.token}", "Content-Type": "application/json"},
-        )
+        client.request(method, target, None if body is None else json.dumps(body), headers)
         response = client.getresponse()
         text = response.read()
-        if response.status >= 300:
-            raise EmbeddedError(_message_of(text) or f"it answered {response.status}")
     except (OSError, http.client.HTTPException) as error:
-        # one that was dying already breaks the connection and is gone in a moment
-        if not processes.wait_for_exit(connection.pid, connection.start_time, _DYING_SECONDS):
-            raise EmbeddedError(
-                f"the broker (pid {connection.pid}) does not answer: {error}"
-            ) from error
+        raise _Broken(f"the broker (pid {connection.pid}) does not answer: {error}") from error
     finally:
         client.close()
+    if response.status >= 300:
+        raise EmbeddedError(_message_of(text) or f"it answered {response.status}")
+    found = json.loads(text or "{}")
+    return found if isinstance(found, dict) else {}
 
 
 def _message_of(body: bytes) -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from firepool_broker import embedded, processes
+from firepool_broker.testing import Api
 
 
 @pytest.fixture
@@ -189,3 +190,25 @@ def test_a_process_whose_main_thread_has_ended_still_lives() -> None:
         assert processes.is_alive(process.pid, started)
         assert processes.kill(process.pid, started)
         assert processes.wait_for_exit(process.pid, started, 10)
+
+
+def test_a_broker_of_another_wire_version_hands_over_when_nothing_runs(
+    broker: embedded.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "WIRE_VERSION", broker.wire + 1)
+    with pytest.raises(embedded.BrokerStartFailed, match="another wire version"):
+        # the next one is of this release too: one hand-over, and no endless turns
+        embedded.ensure_running()
+    assert not broker.is_alive()
+
+
+def test_a_broker_of_another_wire_version_that_is_busy_stays(
+    broker: embedded.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Api(broker) as api:
+        job = api.submit("import time; time.sleep(600)", attached=False)
+        monkeypatch.setattr(embedded, "WIRE_VERSION", broker.wire + 1)
+        with pytest.raises(embedded.WireMismatch, match=f"wire version {broker.wire}"):
+            embedded.ensure_running()
+        assert broker.is_alive()
+        api.post(f"/v1/jobs/{job['id']}/cancel")
