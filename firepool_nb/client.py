@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from . import calls
 from .connection import Endpoint, check_wire, locate
-from .errors import BrokerStartFailed, BrokerUnreachable, Refused
+from .errors import BrokerStartFailed, BrokerUnreachable, NoBroker, Refused
 from .exchange import Call, ConnectionLost, Exchange, Response
 from .sse import Event, EventParser
 from .transport import AsyncConnection, BlockingConnection, BrokerSilent, pauses
@@ -26,6 +26,7 @@ __all__ = ["AsyncClient", "Client", "Wake"]
 _IDLE_CONNECTIONS = 4
 _RETRY_SECONDS = 15.0
 _FOLLOW_RETRY_SECONDS = 120.0
+_FINAL = (BrokerSilent, BrokerStartFailed, NoBroker)  # trying again would end the same way
 
 
 class Wake(Protocol):
@@ -63,7 +64,7 @@ class _Shared:
     def _locate(self) -> Endpoint:
         endpoint = self._find()
         if endpoint is None:
-            raise BrokerUnreachable("no broker runs; the next %%firepool cell starts one")
+            raise NoBroker("no broker runs; the next %%firepool cell or `firepool up` starts one")
         before, self.endpoint = self.endpoint, endpoint
         if before is not None and before.identity != endpoint.identity and self.on_new_broker:
             self.on_new_broker()
@@ -149,7 +150,7 @@ class Client(_Shared):
         while True:
             try:
                 return self._call_once(call)
-            except (BrokerSilent, BrokerStartFailed):
+            except _FINAL:
                 raise
             except (ConnectionLost, BrokerUnreachable):
                 pause = next(retries, None) if call.repeatable else None
@@ -231,7 +232,7 @@ class Client(_Shared):
                     raise
                 renewed = True
                 self.renew()
-            except BrokerStartFailed:
+            except _FINAL:
                 raise
             except (ConnectionLost, BrokerUnreachable):
                 pause = next(retries, None)
@@ -355,7 +356,7 @@ class AsyncClient(_Shared):
                     return await connection.request(call, self._token_for(connection.endpoint))
                 finally:
                     await connection.close()
-            except (BrokerSilent, BrokerStartFailed):
+            except _FINAL:
                 raise
             except (ConnectionLost, BrokerUnreachable):
                 pause = next(retries, None) if call.repeatable else None
@@ -383,7 +384,7 @@ class AsyncClient(_Shared):
                     if event.type == "end":
                         return
                 raise ConnectionLost("the output stream ended before the job did")
-            except BrokerStartFailed:
+            except _FINAL:
                 raise
             except (ConnectionLost, BrokerUnreachable):
                 pause = next(retries, None)

@@ -30,6 +30,7 @@ __all__ = [
     "JobTimeout",
     "LaunchFailed",
     "MissingName",
+    "NoBroker",
     "NotAvailable",
     "NotPicklable",
     "OutOfMemory",
@@ -74,6 +75,10 @@ class BrokerUnreachable(BrokerError, ConnectionError):
 
 class BrokerStartFailed(BrokerUnreachable):
     """The machine's own broker could not be started; the message ends with its own words."""
+
+
+class NoBroker(BrokerUnreachable):
+    """No broker runs, and none was to be started."""
 
 
 class WireMismatch(BrokerError):

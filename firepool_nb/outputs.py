@@ -224,10 +224,15 @@ class ShellOutput(Output):
         self.has_result = True
         sys.stdout.flush()
         sys.stderr.flush()
+        data, metadata = message.get("data") or {}, message.get("metadata") or {}
+        captured = getattr(sys.displayhook, "outputs", None)  # inside %%capture
+        if isinstance(captured, list):
+            captured.append({"data": data, "metadata": metadata})
+            return
         hook = self._shell.displayhook
         hook.start_displayhook()
         hook.write_output_prompt()
-        hook.write_format_data(message.get("data") or {}, message.get("metadata") or {})
+        hook.write_format_data(data, metadata)
         hook.finish_displayhook()
 
     def on_note(self, message: dict[str, Any]) -> None:
