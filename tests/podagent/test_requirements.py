@@ -67,7 +67,7 @@ def environment(tmp_path: Path, wheels: Path) -> dict[str, Any]:
     import pip
 
     source = Path(pip.__file__).parent
-    shutil.copytree(source, packages / "pip", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(source, packages / "pip")
     (info,) = source.parent.glob("pip-*.dist-info")
     shutil.copytree(info, packages / info.name)
     return {

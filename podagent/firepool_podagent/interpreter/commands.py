@@ -24,6 +24,15 @@ def run(argv: list[str] | None, line: str | None) -> tuple[int, dict[str, Any] |
     """
     command = argv if argv else ["/bin/sh", "-c", line or ""]
     received: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        if process is not None:
+            _signal_group(process.pid, number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # before there is anyone to hear of it
+        signal.signal(number, forward)
     try:
         process = _start(command)
     except OSError as error:
@@ -31,16 +40,8 @@ def run(argv: list[str] | None, line: str | None) -> tuple[int, dict[str, Any] |
         text = f"cannot run {command[0]}: {error.strerror}"
         print(text, file=sys.stderr)
         return code, _error("NonZeroExit", text)
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:  # it ended just now
-            return
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, forward)
+    for early in received:
+        _signal_group(process.pid, early)
     code = process.wait()
     if code and signal.SIGINT in received:
         return errors.INTERRUPTED_EXIT, _error("Interrupted", "the command was interrupted")
@@ -48,6 +49,13 @@ def run(argv: list[str] | None, line: str | None) -> tuple[int, dict[str, Any] |
         name = signal.Signals(-code).name
         return _BY_SIGNAL - code, _error("Signal", f"the command was ended by {name}")
     return code, _error("NonZeroExit", f"the command ended with exit code {code}") if code else None
+
+
+def _signal_group(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:  # it ended just now
+        return
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes]:

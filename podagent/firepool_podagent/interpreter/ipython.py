@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import atexit
-import base64
 import builtins
-import json
 import os
 import signal
 import subprocess
@@ -21,20 +19,17 @@ import IPython.core.interactiveshell
 import IPython.core.magics.execution
 from IPython.core.autocall import ExitAutocall
 from IPython.core.compilerop import CachingCompiler
-from IPython.core.displayhook import DisplayHook
-from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
-from IPython.core.formatters import DisplayFormatter
 from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets import Type, observe
 
 from firepool_podagent.interpreter import plain, sessionpip
+from firepool_podagent.interpreter.displays import Formatter, Hook, Publisher
 from firepool_podagent.interpreter.plain import CellResult
 from firepool_podagent.interpreter.streams import Outlet
 
-_WIDGET = "application/vnd.jupyter.widget-view+json"
 _SHELL_FUNCTIONS = frozenset(
     {"run_code", "run_ast_nodes", "run_cell_async", "_run_cell", "run_cell"}
 )
@@ -69,83 +64,6 @@ class _Compiler(CachingCompiler):
         return None
 
 
-class _Publisher(DisplayPublisher):
-    """Sends displays to the agent."""
-
-    outlet: Outlet | None = None
-    _widget_note = False
-
-    def publish(
-        self,
-        data: dict[str, Any],
-        metadata: dict[str, Any] | None = None,
-        source: Any = None,
-        *,
-        transient: dict[str, Any] | None = None,
-        update: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        message = {
-            "type": "update_display_data" if update else "display_data",
-            "data": self.portable(data),
-            "metadata": jsonable(metadata or {}),
-            "transient": jsonable(transient or {}),
-        }
-        if (self.outlet is None or not self.outlet.send(message)) and "text/plain" in data:
-            print(data["text/plain"])
-
-    def portable(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return a bundle as JSON; a widget, which needs a kernel, becomes its text."""
-        if _WIDGET in data:
-            data = {kind: value for kind, value in data.items() if kind != _WIDGET}
-            if not self._widget_note:
-                self._widget_note = True
-                self.shell._note("widgets show as text in a remote cell")
-        return {kind: jsonable(value) for kind, value in data.items()}
-
-    def clear_output(self, wait: bool = False) -> None:
-        if self.outlet is not None:
-            self.outlet.send({"type": "clear_output", "wait": bool(wait)})
-
-
-class _Hook(DisplayHook):
-    """Sends the value of a cell's last expression."""
-
-    def quiet(self) -> bool:
-        """Tell whether the cell ends with a semicolon; there is no history to look it up in."""
-        return bool(self.semicolon_at_end_of_expression(self.shell.cell))
-
-    def write_output_prompt(self) -> None:
-        """Show no prompt."""
-
-    def write_format_data(
-        self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
-    ) -> None:
-        publisher = self.shell.display_pub
-        message = {
-            "type": "execute_result",
-            "data": publisher.portable(format_dict),
-            "metadata": jsonable(md_dict or {}),
-        }
-        if publisher.outlet is None or not publisher.outlet.send(message):
-            print(format_dict.get("text/plain", ""))
-
-    def finish_displayhook(self) -> None:
-        """Write no separator."""
-        self._is_active = False
-
-
-class _Formatter(DisplayFormatter):
-    """Remembers the figures that were shown, so that none is shown again at the cell's end."""
-
-    def format(self, obj: Any, include: Any = None, exclude: Any = None) -> Any:
-        formatted = super().format(obj, include=include, exclude=exclude)
-        module = sys.modules.get("matplotlib.figure")
-        if module is not None and isinstance(obj, module.Figure):
-            self.parent.shown_figures.append(obj)
-        return formatted
-
-
 class _Exit(ExitAutocall):
     """``exit`` and ``quit``: end the job here."""
 
@@ -155,8 +73,8 @@ class _Exit(ExitAutocall):
 
 class _Shell(InteractiveShell):
     compiler_class = Type(_Compiler)
-    display_pub_class = Type(_Publisher)
-    displayhook_class = Type(_Hook)
+    display_pub_class = Type(Publisher)
+    displayhook_class = Type(Hook)
     started: Callable[[], None] | None = None
     cell = ""
     line_offset = 0
@@ -189,7 +107,7 @@ class _Shell(InteractiveShell):
             raise UsageError(f"a remote cell has no screen for {gui!r}; plots are shown inline")
 
     def init_display_formatter(self) -> None:
-        self.display_formatter = _Formatter(parent=self)
+        self.display_formatter = Formatter(parent=self)
         self.configurables.append(self.display_formatter)
         self.shown_figures: list[Any] = []
         # Registered before matplotlib's own flush, which comes when its backend is imported.
@@ -307,7 +225,7 @@ class _Shell(InteractiveShell):
     def _pip(self, line: str) -> None:
         """Install into the session's overlay."""
         try:
-            sessionpip.run(line, self._note)
+            sessionpip.run(line, self.tell)
         except sessionpip.PipError as error:
             raise UsageError(str(error)) from None
 
@@ -318,7 +236,8 @@ class _Shell(InteractiveShell):
             raise UsageError(f"%uv {tool} is not available in a remote cell; %uv pip install is")
         self._pip(rest)
 
-    def _note(self, text: str) -> None:
+    def tell(self, text: str) -> None:
+        """Show a note to the person."""
         outlet = self.display_pub.outlet
         if outlet is None or not outlet.send({"type": "note", "level": "info", "text": text}):
             print(text)
@@ -453,29 +372,13 @@ def run_in_shell(command: str) -> int:
         raise
 
 
-def jsonable(value: Any) -> Any:
-    """Return a display's data as JSON can carry it: bytes as base64, the rest by its text."""
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        if isinstance(value, dict):
-            return {str(key): jsonable(each) for key, each in value.items()}
-        if isinstance(value, (list, tuple, set)):
-            return [jsonable(each) for each in value]
-        return repr(value)
-    return value
-
-
 def _lines(shown: list[str]) -> list[str]:
     return "\n".join(shown).split("\n")
 
 
 def _user_frames(error: BaseException) -> Any:
     """Return the traceback from the first frame that is neither ours nor IPython's own."""
+    plain.hide_machinery(error)
     frame = error.__traceback__
     while frame is not None and _is_machinery(frame.tb_frame.f_code.co_filename):
         frame = frame.tb_next

@@ -41,6 +41,7 @@ from firepool_podagent.interpreter.shell import Shell, make_shell
 from firepool_podagent.interpreter.streams import (
     Outlet,
     TextStream,
+    print_whole,
     private_fd,
     standard_input,
 )
@@ -112,6 +113,7 @@ class Job:
         sys.stdout = sys.__stdout__ = TextStream(self._outlet, 1, "<stdout>")  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = TextStream(self._outlet, 2, "<stderr>")  # type: ignore[misc]
         builtins.input = _refuse_input
+        builtins.print = print_whole
         getpass.getpass = _refuse_input
         sys.breakpointhook = _refuse_input
         faulthandler.enable()

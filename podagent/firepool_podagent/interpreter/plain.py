@@ -175,13 +175,11 @@ class PlainShell:
         try:
             body, last = _compile(source, filename)
             started()
-            self._execute(body)
-            if last is not None:
-                value = self._execute(last)
-                if value is not None:
-                    self.namespace["_"] = value
-                    result.value = value
-                    self._show(value)
+            value = self._execute(body, last)
+            if value is not None:
+                self.namespace["_"] = value
+                result.value = value
+                self._show(value)
         except BaseException as error:  # noqa: BLE001 - whatever user code raises is its result
             result.error = error
             result.traceback = self.format_error(error)
@@ -208,11 +206,22 @@ class PlainShell:
         """Return the lines of a traceback without the frames of our own machinery."""
         return format_traceback(error)
 
-    def _execute(self, code: types.CodeType) -> Any:
-        value = eval(code, self.namespace)
-        if code.co_flags & inspect.CO_COROUTINE:
-            return run_coroutine(value)
-        return value
+    def _execute(self, body: types.CodeType, last: types.CodeType | None) -> Any:
+        """Run a cell's statements; return the value of its last expression."""
+        parts = [body] if last is None else [body, last]
+
+        async def run_in_loop() -> Any:
+            value = None
+            for part in parts:
+                value = eval(part, self.namespace)
+                if part.co_flags & inspect.CO_COROUTINE:
+                    value = await value
+            return value
+
+        if any(part.co_flags & inspect.CO_COROUTINE for part in parts):
+            return run_coroutine(run_in_loop())
+        values = [eval(part, self.namespace) for part in parts]
+        return values[-1]
 
     def _show(self, value: Any) -> None:
         text = repr(value)
@@ -222,7 +231,12 @@ class PlainShell:
 
 
 def _compile(source: str, filename: str) -> tuple[types.CodeType, types.CodeType | None]:
-    tree = ast.parse(source, filename)
+    try:
+        tree = ast.parse(source, filename)
+    except SyntaxError as error:
+        if any(line.lstrip().startswith(("%", "!")) for line in source.splitlines()):
+            error.msg += "; magics and !commands need IPython in the environment"
+        raise
     last: ast.Expression | None = None
     if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
         last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
@@ -237,25 +251,36 @@ def _compile(source: str, filename: str) -> tuple[types.CodeType, types.CodeType
 def format_traceback(error: BaseException) -> list[str]:
     """Format an exception and its causes, leaving out our own frames at the outer end."""
     try:
-        text = "".join(
-            _without_machinery(traceback.TracebackException.from_exception(error)).format()
-        )
+        hide_machinery(error)
+        entry = error.__traceback__
+        while entry is not None and is_machinery(entry.tb_frame.f_code.co_filename):
+            entry = entry.tb_next
+        text = "".join(traceback.format_exception(type(error), error, entry))
     except Exception as failure:  # noqa: BLE001 - an exception whose own text cannot be made
         text = f"{type(error).__name__}: <its text cannot be shown: {type(failure).__name__}>"
     return text.rstrip("\n").split("\n")
 
 
-def _without_machinery(shown: traceback.TracebackException) -> traceback.TracebackException:
-    pending: list[traceback.TracebackException | None] = [shown]
+def hide_machinery(error: BaseException) -> None:
+    """Take our own frames out of the tracebacks of an exception and of what led to it."""
+    seen = set()
+    pending: list[BaseException | None] = [error]
     while pending:
         each = pending.pop()
-        if each is not None:
-            frames = list(each.stack)
-            while frames and is_machinery(frames[0].filename):
-                del frames[0]
-            each.stack = traceback.StackSummary.from_list(frames)
-            pending += [each.__cause__, each.__context__]
-    return shown
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        frames = []
+        entry = each.__traceback__
+        while entry is not None:
+            if not entry.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+                frames.append(entry)
+            entry = entry.tb_next
+        pruned: types.TracebackType | None = None
+        for entry in reversed(frames):
+            pruned = types.TracebackType(pruned, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        each.__traceback__ = pruned
+        pending += [each.__cause__, each.__context__]
 
 
 def is_machinery(filename: str) -> bool:

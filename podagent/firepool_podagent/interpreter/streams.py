@@ -15,6 +15,7 @@ import io
 import os
 import select
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -166,6 +167,36 @@ class TextStream(io.TextIOWrapper):
             write_through=True,
         )
         self.mode = "w"  # type: ignore[misc]  # set as Python itself does for sys.stdout
+
+
+_builtin_print = print
+
+
+def print_whole(
+    *values: object,
+    sep: str | None = " ",
+    end: str | None = "\n",
+    file: Any = None,
+    flush: bool = False,
+) -> None:
+    """Print the values to a stream, or to sys.stdout by default.
+
+    As the built-in function, which writes each part by itself: with unbuffered streams the lines of
+    threads and worker processes would mix within a line. Here a line is written at once.
+    """
+    target = sys.stdout if file is None else file
+    if type(target) is not TextStream or not all(
+        part is None or isinstance(part, str) for part in (sep, end)
+    ):
+        _builtin_print(*values, sep=sep, end=end, file=file, flush=flush)
+        return
+    between = " " if sep is None else sep
+    last = "\n" if end is None else end
+    target.write(between.join(map(str, values)) + last)
+
+
+print_whole.__name__ = print_whole.__qualname__ = "print"
+print_whole.__module__ = "builtins"
 
 
 def standard_input() -> io.TextIOWrapper:

@@ -161,8 +161,8 @@ def test_interrupt_stops_python_and_shell_commands(template: Any) -> None:
 
 def test_swallowed_interrupts_are_the_codes_own_business(template: Any) -> None:
     job = template.park().start(
-        "import time\nprint('go')\n"
-        "try: time.sleep(60)\nexcept KeyboardInterrupt: print('ignored')\n"
+        "import time\ntry:\n    print('go'); time.sleep(60)\n"
+        "except KeyboardInterrupt: print('ignored')\n"
         "print('went on')"
     )
     job.wait_text("go")
