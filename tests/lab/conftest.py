@@ -78,9 +78,9 @@ class LabServer:
         )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab_server() -> Iterator[LabServer]:
-    """One JupyterLab for all tests; nothing of it or of its broker may be left at the end."""
+    """One JupyterLab for a module; nothing of it or of its broker may be left at the end."""
     # A short path: sockets below it have 108 bytes at most
     folder = Path(tempfile.mkdtemp(prefix="fplab-"))
     with run_lab(folder) as server:
@@ -166,7 +166,9 @@ def _processes_of(home: Path) -> Iterator[psutil.Process]:
                 yield process
 
 
-@pytest.fixture(scope="session")
+# Not for the session: while the synchronous Playwright lives, its event loop counts as running in
+# this thread, and no other test could run one.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if not Path(CHROMIUM).exists():
         pytest.skip("Chromium is not installed; `make test` installs it when run as root")
@@ -220,6 +222,7 @@ class Lab:
             name,
         )
         self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")
 
     def show_panel(self) -> Any:
         self.command("firepool:open")
@@ -385,7 +388,7 @@ class Lab:
         )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _lab(lab_server: LabServer, browser: Browser) -> Iterator[Lab]:
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     lab = Lab(lab_server, page)

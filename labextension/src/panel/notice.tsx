@@ -99,7 +99,7 @@ function Explanation(props: {
             an update the server must be restarted and this page reloaded. If
             that does not help, in the environment that Jupyter runs in:
           </p>
-          <pre>pip install --upgrade --force-reinstall firepool-nb</pre>
+          <pre>pip install --upgrade firepool-nb</pre>
         </>
       );
     case 'forbidden':
