@@ -6,15 +6,15 @@ a replay is harmless. Times are Unix seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from firepool_broker.core.jobs import Job, Outcome
 from firepool_broker.core.sessions import Session
 
 
-@dataclass(frozen=True, slots=True)
-class JobSubmitted:
+class JobSubmitted(Struct, frozen=True):
     """A job was accepted by ``Machine.admit`` and its row inserted (``job.version`` is the row's).
 
     ``job.state`` is QUEUED, or PENDING while something it needs is not there yet. The machine owns
@@ -24,15 +24,13 @@ class JobSubmitted:
     job: Job
 
 
-@dataclass(frozen=True, slots=True)
-class JobReady:
+class JobReady(Struct, frozen=True):
     """What a PENDING job waited for is there. The machine answers with ``CommitQueued``."""
 
     job_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobImpossible:
+class JobImpossible(Struct, frozen=True):
     """What a PENDING job waited for will never be there (a refused package); it fails."""
 
     job_id: str
@@ -40,8 +38,7 @@ class JobImpossible:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRequested:
+class CancelRequested(Struct, frozen=True):
     """Somebody wants a job to end; a running attempt is terminated with its grace."""
 
     job_id: str
@@ -49,23 +46,20 @@ class CancelRequested:
     message: str = "cancelled"
 
 
-@dataclass(frozen=True, slots=True)
-class InterruptRequested:
+class InterruptRequested(Struct, frozen=True):
     """SIGINT (SIGKILL with ``kill``) for a running job; one that does not run is cancelled."""
 
     job_id: str
     kill: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SessionOpened:
+class SessionOpened(Struct, frozen=True):
     """A client registered a session, or registered it again (a new environment, a new client)."""
 
     session: Session
 
 
-@dataclass(frozen=True, slots=True)
-class SessionConnected:
+class SessionConnected(Struct, frozen=True):
     """The client's stream is open."""
 
     caller: str
@@ -73,8 +67,7 @@ class SessionConnected:
     client_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class SessionDisconnected:
+class SessionDisconnected(Struct, frozen=True):
     """The client's stream closed without a goodbye."""
 
     caller: str
@@ -82,8 +75,7 @@ class SessionDisconnected:
     client_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class SessionEnded:
+class SessionEnded(Struct, frozen=True):
     """A goodbye. ``shutdown`` ends the session; ``restart`` keeps it and its holds.
 
     With a ``client_id``, a goodbye of a client that has been replaced is ignored.
@@ -95,16 +87,14 @@ class SessionEnded:
     client_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseRequested:
+class ReleaseRequested(Struct, frozen=True):
     """A session gives its held pods back."""
 
     caller: str
     tag: str
 
 
-@dataclass(frozen=True, slots=True)
-class PodReady:
+class PodReady(Struct, frozen=True):
     """A pod passed its readiness check: the agent answers and has started no attempt."""
 
     name: str
@@ -113,40 +103,35 @@ class PodReady:
     attempts_started: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PodStartFailed:
+class PodStartFailed(Struct, frozen=True):
     """A pod could not be created, or died before it was ready. Nothing of it is left."""
 
     name: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PodGone:
+class PodGone(Struct, frozen=True):
     """A pod and every process in it are confirmed gone, whether asked for or not."""
 
     name: str
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PodUnhealthy:
+class PodUnhealthy(Struct, frozen=True):
     """A pod is not trusted any more; it takes no more work. What runs on it is not killed."""
 
     name: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchCommitted:
+class LaunchCommitted(Struct, frozen=True):
     """``CommitLaunch`` is durable."""
 
     job_id: str
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchLost:
+class LaunchLost(Struct, frozen=True):
     """``CommitLaunch`` was not applied; the pods go back untouched.
 
     ``version`` is what the job's row has now, when that is known.
@@ -157,8 +142,7 @@ class LaunchLost:
     version: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchFailed:
+class LaunchFailed(Struct, frozen=True):
     """A committed attempt could not be handed over, and it certainly does not run.
 
     ``LaunchFailed`` (the class) is retried on the infrastructure's budget; ``PackageInvalid`` and
@@ -173,8 +157,7 @@ class LaunchFailed:
     pod_suspect: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptStarted:
+class AttemptStarted(Struct, frozen=True):
     """The attempt's first instruction ran at ``time``."""
 
     job_id: str
@@ -182,8 +165,7 @@ class AttemptStarted:
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptEnded:
+class AttemptEnded(Struct, frozen=True):
     """The attempt is over and everything of it (output, results, outcome) is stored.
 
     ``outcome`` is the agent's journalled outcome. ``ResetFinished`` follows for each of its pods,
@@ -195,8 +177,7 @@ class AttemptEnded:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class ResetFinished:
+class ResetFinished(Struct, frozen=True):
     """The reset after an attempt is over. Anything but a verified clean one costs the pod."""
 
     pod: str
@@ -204,21 +185,18 @@ class ResetFinished:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RetireRequested:
+class RetireRequested(Struct, frozen=True):
     """Somebody wants a pod gone; a running attempt is let finish."""
 
     pod: str
     reason: str = "asked for"
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Nothing happened but time. See ``Machine.next_wakeup``."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainRequested:
+class DrainRequested(Struct, frozen=True):
     """The broker shuts down: no claim from now on, running jobs finish, pods without one retire."""
 
 

@@ -7,8 +7,9 @@ concurrently. "Answer" names the event that the machine waits for.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from firepool_broker.core.jobs import JobError, JobState, Outcome
 from firepool_broker.core.sessions import SessionState
@@ -17,8 +18,7 @@ PodRef = tuple[str, str]
 """``(name, uid)`` of a pod."""
 
 
-@dataclass(frozen=True, slots=True)
-class CreatePod:
+class CreatePod(Struct, frozen=True):
     """Make a pod of this name. Answer: ``PodReady``, ``PodStartFailed`` or ``PodGone``."""
 
     name: str
@@ -26,24 +26,21 @@ class CreatePod:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RetirePod:
+class RetirePod(Struct, frozen=True):
     """Remove a pod, retrying until it is gone. Answer: ``PodGone``. May be repeated."""
 
     name: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CommitQueued:
+class CommitQueued(Struct, frozen=True):
     """Commit PENDING → QUEUED. No answer."""
 
     job_id: str
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class CommitLaunch:
+class CommitLaunch(Struct, frozen=True):
     """Commit QUEUED → RUNNING with its bindings. Answer: ``LaunchCommitted`` or ``LaunchLost``."""
 
     job_id: str
@@ -55,8 +52,7 @@ class CommitLaunch:
     claimed_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """Hand a committed attempt over. Answer: ``AttemptEnded``, ``LaunchFailed`` or ``PodGone``.
 
     The hand-off is repeated (it is idempotent) until its fate is known: ``LaunchFailed`` may be
@@ -68,8 +64,7 @@ class Launch:
     pods: tuple[PodRef, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SignalAttempt:
+class SignalAttempt(Struct, frozen=True):
     """Signal an attempt, after its hand-off when that is still under way. No answer of its own."""
 
     job_id: str
@@ -79,8 +74,7 @@ class SignalAttempt:
     grace_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class CommitRequeue:
+class CommitRequeue(Struct, frozen=True):
     """Commit RUNNING → QUEUED with the retry counts. No answer.
 
     ``error`` says why the last attempt does not count.
@@ -93,8 +87,7 @@ class CommitRequeue:
     error: JobError
 
 
-@dataclass(frozen=True, slots=True)
-class FinishJob:
+class FinishJob(Struct, frozen=True):
     """Commit a terminal state. No answer; the machine has forgotten the job.
 
     ``outcome`` is the last attempt's, absent when no process ever exited.
@@ -109,16 +102,14 @@ class FinishJob:
     infra_retries: int
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotatePod:
+class AnnotatePod(Struct, frozen=True):
     """Persist annotations on a pod, best effort; a None value removes the key. No answer."""
 
     name: str
     annotations: Mapping[str, str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class PreparePod:
+class PreparePod(Struct, frozen=True):
     """Have the pod's agent keep a spare of this session's environment, best effort. No answer."""
 
     name: str
@@ -126,8 +117,7 @@ class PreparePod:
     lease_tag: str
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Struct, frozen=True):
     """Why a job waits, and for about how long.
 
     Parameters
@@ -166,23 +156,20 @@ class Waiting:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyJob:
+class NotifyJob(Struct, frozen=True):
     """A job's waiting line changed; tell who watches it. No answer."""
 
     job_id: str
     waiting: Waiting
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyPod:
+class NotifyPod(Struct, frozen=True):
     """A pod changed; tell panels. No answer."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class NotifySession:
+class NotifySession(Struct, frozen=True):
     """A session changed by itself (it lapsed); tell panels. No answer. None: it ended."""
 
     caller: str
