@@ -98,6 +98,23 @@ def run_parked(channel_fd: int, stdout_fd: int, stderr_fd: int, shell: Shell) ->
     job.run(spec)
 
 
+def _wait_for_threads() -> None:
+    """Wait for the threads that are not daemons, as an interpreter does at its end.
+
+    Not by ``threading._shutdown`` alone: it does not let an interrupt through from Python 3.13 on.
+    """
+    ends = getattr(threading, "_threading_atexits", [])
+    while ends:  # the pools of concurrent.futures send their idle workers home
+        ends.pop()()
+    while waiting := [
+        thread
+        for thread in threading.enumerate()
+        if not thread.daemon and thread is not threading.main_thread()
+    ]:
+        waiting[0].join()
+    threading._shutdown()  # type: ignore[attr-defined]
+
+
 class Job:
     """One job in this process."""
 
@@ -133,7 +150,7 @@ class Job:
             call = inputs.bind(spec["inputs"], spec["paths"]["blobs"], self._shell.namespace)
             self._clock.start()
             value = self._run_kind(call)
-            threading._shutdown()  # type: ignore[attr-defined]
+            _wait_for_threads()
             self._clock.stop()
             if self._error is None:
                 found = self._collect(value)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,19 @@ def test_no_module_of_ours_is_in_the_way(bare_template: Any) -> None:
         "if importlib.util.find_spec(n)])"
     )
     assert done.stdout == "[]\n[]\n"
+
+
+def test_threads_and_pools_at_the_end_in_every_version(any_template: Any) -> None:
+    done = any_template.run(
+        "from concurrent.futures import ThreadPoolExecutor\nimport threading, time\n"
+        "pool = ThreadPoolExecutor(2)\npool.submit(lambda: (time.sleep(0.2), print('pool')))\n"
+        "threading.Thread(target=lambda: (time.sleep(0.4), print('thread'))).start()\nprint('main')"
+    )
+    assert done.stdout == "main\npool\nthread\n"
+    job = any_template.park().start(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\nprint('go')"
+    )
+    job.wait_text("go")
+    time.sleep(0.2)
+    job.interrupt()
+    assert job.finish().error["class"] == "Interrupted"
