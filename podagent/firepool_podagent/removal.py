@@ -161,9 +161,14 @@ class Removal:
             if is_folder:
                 folders.append(name)
             else:
-                self._unlink(folder, name, f"{shown}/{name}")
-                if self.removed % _BATCH == 0:
-                    yield
+                try:
+                    os.unlink(name, dir_fd=folder)
+                except OSError:
+                    self._unlink(folder, name, f"{shown}/{name}")
+                else:
+                    self.removed += 1
+                    if self.removed % _BATCH == 0:
+                        yield
         return folders
 
     def _move_up(self, folder: int, name: str, top: int, shown: str) -> str | None:

@@ -49,8 +49,9 @@ def test_interrupt_reaches_the_tree(agent: Agent) -> None:
 
 def test_swallowed_interrupts_never_kill_and_a_kill_says_what_was_wanted(agent: Agent) -> None:
     argument = f"986{time.monotonic_ns() % 10**9}"
-    code = SLEEP.format(argument) + (
-        "while True:\n    try: time.sleep(1)\n    except KeyboardInterrupt: print('ignored')"
+    code = SLEEP.format(argument).replace("print('up', flush=True)\n", "first = True\n") + (
+        "while True:\n    try:\n        if first: first = False; print('up')\n"
+        "        time.sleep(1)\n    except KeyboardInterrupt: print('ignored')"
     )
     attempt = agent.start_attempt(code)
     wait_for_text(agent, attempt, "up")
