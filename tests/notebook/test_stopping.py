@@ -14,6 +14,7 @@ from firepool_broker import embedded
 from firepool_broker.testing import Api, assert_nothing_left, kill_hard
 from kernels import Kernel, Ran
 
+ONE_POD = {"min_count": 1, "max_idle_count": 1, "max_count": 1}
 FOREVER = "import time\nprint('started')\ntime.sleep(600)"
 STUBBORN = (
     "import subprocess, time\np = subprocess.Popen(['sleep', '98765'])\nprint('started')\n"
@@ -36,18 +37,25 @@ class When:
 
 
 @pytest.fixture
-def own(firepool_home: Path) -> Iterator[Kernel]:
-    """A kernel with a broker of its own."""
+def own_folder(firepool_home: Path) -> Iterator[Path]:
+    """A notebook's folder in a home of its own, of whose broker nothing is left."""
     folder = firepool_home / "notebooks"
     folder.mkdir()
-    kernel = Kernel(folder)
+    yield folder
+    if embedded.find() is not None:
+        embedded.stop()
+    assert_nothing_left(firepool_home)
+
+
+@pytest.fixture
+def own(own_folder: Path) -> Iterator[Kernel]:
+    """A kernel with a broker of its own."""
+    kernel = Kernel(own_folder)
     kernel.load()
     try:
         yield kernel
     finally:
         kernel.shut_down()
-    embedded.stop()
-    assert_nothing_left(firepool_home)
 
 
 def pods() -> list[dict[str, Any]]:
@@ -115,28 +123,54 @@ def test_a_later_press_kills_what_swallows_the_first(kernel: Any) -> None:
     assert kernel.remote("print('next')").stdout == "next\n"
 
 
-def test_the_first_press_cancels_what_does_not_run_yet(kernel: Any, jobs: Any) -> None:
-    kernel.ok("%%firepool -a --job busy\nimport time\ntime.sleep(600)")
-    request = kernel.start("%%firepool\nprint('never')")
-    line = []
-
-    def press(ran: Ran, message: dict[str, Any]) -> None:
-        data = message["content"].get("data") or {}
-        if "waiting" in data.get("text/plain", "") and not line:
-            line.append(data["text/plain"])
-            kernel.interrupt()
-
-    # the second cell has to wait only where there is no second pod for it: ask for the whole pool
+def test_the_first_press_cancels_what_does_not_run_yet(
+    configure: Callable[..., Path], own_folder: Path
+) -> None:
+    configure(pools={"only": ONE_POD}, default_pool="only")
+    kernel = Kernel(own_folder).load()
     try:
-        failed = kernel.finish(request, watch=press)
-    finally:
+        kernel.ok("%%firepool -a --job busy\nimport time\ntime.sleep(600)")
+        lines: list[str] = []
+
+        def press(ran: Ran, message: dict[str, Any]) -> None:
+            text = (message["content"].get("data") or {}).get("text/plain", "")
+            if "waiting" in text and not lines:
+                kernel.interrupt()
+            if text:
+                lines.append(text)
+
+        cancelled = kernel.run("%%firepool\nprint('never')", watch=press)
+        assert lines[0].startswith("waiting")
+        assert "cancelling" in lines[1]
+        assert cancelled.error["ename"] == "JobCancelled"
+        assert [output["output_type"] for output in cancelled.outputs] == ["error"]
         kernel.ok("busy.cancel(); busy.wait(30)")
-    if failed.status == "ok":
-        assert line == [], "it ran at once on a pod of its own"
-        return
-    assert failed.error["ename"] in ("JobCancelled", "Interrupted")
-    assert failed.stdout == ""
-    assert jobs()[1]["state"] == "CANCELLED"
+        assert kernel.remote("print('next')").stdout == "next\n"
+    finally:
+        kernel.shut_down()
+
+
+def test_the_waiting_line_goes_with_the_first_output(
+    configure: Callable[..., Path], own_folder: Path
+) -> None:
+    configure(pools={"only": ONE_POD}, default_pool="only")
+    kernel = Kernel(own_folder).load()
+    try:
+        kernel.ok("%%firepool -q\n1")
+        kernel.ok("%%firepool -a\nimport time\ntime.sleep(1.5)")
+        seen: list[str] = []
+        ran = kernel.finish(
+            kernel.start("%%firepool\nprint('at last')"),
+            watch=lambda ran, message: seen.append(
+                (message["content"].get("data") or {}).get("text/plain", "")
+            ),
+        )
+        assert any(text.startswith("waiting") for text in seen)
+        assert [o["output_type"] for o in ran.outputs] == ["stream"]
+        quiet = kernel.remote("print(1)", "-q")
+        assert quiet.stdout == "1\n"
+    finally:
+        kernel.shut_down()
 
 
 def test_the_wait_can_be_left_when_the_broker_hangs(own: Kernel) -> None:
@@ -224,9 +258,8 @@ def test_restart_cancels_what_its_cells_wait_for(own: Kernel) -> None:
     assert own.remote("print('next')").stdout == "next\n"
 
 
-def test_shutting_down_gives_the_pods_up(firepool_home: Path) -> None:
-    folder = firepool_home / "notebooks"
-    folder.mkdir()
+def test_shutting_down_gives_the_pods_up(own_folder: Path) -> None:
+    folder = own_folder
     first = Kernel(folder).load()
     second = Kernel(folder).load()
     try:
@@ -243,9 +276,8 @@ def test_shutting_down_gives_the_pods_up(firepool_home: Path) -> None:
         second.shut_down()
 
 
-def test_a_killed_kernel_loses_nothing(firepool_home: Path) -> None:
-    folder = firepool_home / "notebooks"
-    folder.mkdir()
+def test_a_killed_kernel_loses_nothing(own_folder: Path) -> None:
+    folder = own_folder
     first = Kernel(folder).load()
     first.start("%%firepool\nimport time\nfor n in range(5):\n    print(n)\n    time.sleep(0.4)")
     with Api(embedded.ensure_running()) as api:
