@@ -9,12 +9,12 @@ than the cell.
 
 from __future__ import annotations
 
+import _io
 import atexit
 import builtins
 import faulthandler
 import gc
 import getpass
-import io
 import json
 import os
 import signal
@@ -242,7 +242,7 @@ class Job:
         self._shell.namespace.clear()
         gc.collect()
         for each in gc.get_objects():
-            if isinstance(each, io.IOBase) and not isinstance(each, TextStream):
+            if isinstance(each, _io._IOBase) and not isinstance(each, TextStream):
                 try:
                     if not each.closed and each.writable():
                         each.flush()

@@ -44,6 +44,7 @@ def _main(arguments: list[str]) -> None:
     # forked. The job gets its own environment and the libraries are told their real numbers then.
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     from firepool_podagent.interpreter import template
 
     template.serve(CONTROL_FD)

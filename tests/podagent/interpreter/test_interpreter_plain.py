@@ -122,7 +122,8 @@ def test_threads_and_pools_at_the_end_in_every_version(any_template: Any) -> Non
     )
     assert done.stdout == "main\npool\nthread\n"
     job = any_template.park().start(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\nprint('go')"
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\nprint('go')"
     )
     job.wait_text("go")
     time.sleep(0.2)

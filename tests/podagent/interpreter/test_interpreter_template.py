@@ -140,3 +140,23 @@ def test_jobs_run_at_the_same_time(fresh: Callable[[], Any]) -> None:
     template = fresh()
     jobs = [template.park().start(f"import time; time.sleep(0.3); print({n})") for n in range(4)]
     assert [job.finish().stdout for job in jobs] == ["0\n", "1\n", "2\n", "3\n"]
+
+
+def test_numerical_libraries_can_be_preloaded(make_template: Any) -> None:
+    """Those that start threads by themselves are told not to while they are preloaded."""
+    template = make_template()
+    modules = ["numpy", "pyarrow", "pandas", "matplotlib.pyplot"]
+    answer = template.request({"type": "preload", "modules": modules})
+    assert answer["type"] == "preloaded", answer
+    assert answer["preloaded"] == modules
+    done = template.run(
+        "import sys\n"
+        "assert {'numpy', 'pandas', 'pyarrow', 'matplotlib.pyplot'} <= set(sys.modules)\n"
+        "import matplotlib.pyplot as plt, pandas as pd\n"
+        "plt.plot([1, 2])\npd.DataFrame({'a': ['x']})"
+    )
+    assert done.exit_code == 0, done.traceback
+    assert done.stderr == ""
+    assert done.end["imports_seconds"] < 0.5
+    assert "text/html" in done.of("execute_result")[0]["data"]
+    assert len([each for each in done.messages if "image/png" in each.get("data", {})]) == 1
