@@ -280,6 +280,7 @@ class Session:
             When the broker says no.
         """
         fields.setdefault("attached", False)
+        fields.setdefault("outputs", ["_"])
         fields.setdefault("parallel", False)
         request = self.request(kind="cell", code=code, inputs=_inputs(namespace), **fields)
         view = self.client.submit(request)
@@ -309,6 +310,7 @@ class Session:
             When it fails: also an instance of what the code raised.
         """
         fields.setdefault("attached", True)
+        fields.setdefault("outputs", ["_"])
         request = self.request(kind="cell", code=code, inputs=_inputs(namespace), **fields)
         job = Job(self.client, {"id": request["id"], "state": "PENDING"})
         sink = output or TextOutput(sys.stdout, sys.stderr)

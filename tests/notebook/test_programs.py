@@ -33,12 +33,13 @@ def test_a_program_runs_code_and_leaves_nothing(shared_home: Path) -> None:
         "try:\n    session.run('raise KeyError(\"k\")')\n"
         "except KeyError as error:\n    print('caught', error)\n"
         "job = session.submit('import time; time.sleep(0.2); y = 2', outputs=['y'])\n"
-        "print(job.result(30), job.state, session.is_open)\n",
+        "print(job.result(30), job.state, session.is_open)\n"
+        "print(session.run('[1, 2]'), session.submit('3').result(30))\n",
         "-W", "error", "-X", "dev",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-4:] == [
-        "hello", "{'x': 2}", "caught 'k'", "{'y': 2} SUCCEEDED True",
+    assert done.stdout.splitlines()[-6:] == [
+        "hello", "{'x': 2}", "caught 'k'", "{'y': 2} SUCCEEDED True", "[1, 2]", "[1, 2] 3",
     ]  # fmt: skip
     assert "Warning" not in done.stderr
     assert "Traceback" not in done.stderr
