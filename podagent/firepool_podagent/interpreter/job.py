@@ -86,7 +86,7 @@ def run_parked(channel_fd: int, stdout_fd: int, stderr_fd: int, shell: Shell) ->
     gc.enable()
     if not channel.has_data():
         # The first cell after a fork copies the pages that it touches; done now, it costs no one.
-        shell.warm_up()
+        shell.touch()
     try:
         spec, _ = channel.receive()
     except ChannelClosedError:  # the agent does not need this spare any more

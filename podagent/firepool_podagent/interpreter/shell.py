@@ -25,6 +25,9 @@ class Shell(Protocol):
     def warm_up(self) -> None:
         """Load everything that running a cell needs, leaving no trace in the namespace."""
 
+    def touch(self) -> None:
+        """Run an empty cell: the pages that every cell touches are this process's own then."""
+
     def connect(self, outlet: Outlet) -> None:
         """Send displays to ``outlet``."""
 

@@ -89,7 +89,9 @@ def _set_plot_backend() -> None:
         backend = _INLINE_BACKEND if _can_plot_inline() else "agg"
         os.environ["MPLBACKEND"] = backend
     if "matplotlib" in sys.modules:  # preloaded: it read the template's environment
-        sys.modules["matplotlib"].rcParams["backend"] = backend
+        # Unchecked: the check looks through every installed distribution for backends, and a name
+        # that is wrong is reported when the first figure is made.
+        dict.__setitem__(sys.modules["matplotlib"].rcParams, "backend", backend)
 
 
 @functools.cache
