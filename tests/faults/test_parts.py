@@ -17,7 +17,7 @@ from firepool_broker.application import Broker
 from firepool_broker.backends.local import LocalBackend
 from firepool_broker.config import BrokerConfig, load
 from firepool_broker.identity.identities import Identity
-from firepool_broker.store.errors import StoreFull
+from firepool_broker.store.errors import IdempotencyConflict, StoreFull
 from firepool_broker.store.outputs import OutputStore
 from firepool_broker.store.store import Store
 from firepool_broker.testing import (
@@ -238,3 +238,50 @@ async def test_ten_thousand_submits_in_a_burst_lose_none(start: Start) -> None:
 async def _no_jobs(running: Running) -> None:
     while len(running.broker.jobs.live):
         await asyncio.sleep(0.05)
+
+
+async def test_one_id_submitted_many_times_at_once_is_one_job_that_runs_once(
+    start: Start,
+) -> None:
+    running = await start()
+    opened = await running.session()
+    code = (
+        "import os\n"
+        "with open(os.path.join(os.environ['FIREPOOL_SESSION_DIR'], 'runs'), 'a') as f:\n"
+        "    f.write(os.environ['FIREPOOL_ATTEMPT'] + '\\n')\n"
+    )
+    fields: dict[str, Any] = {"id": "mine", "sku": "cpu-small"}
+    views = await asyncio.gather(*(running.submit(code, **fields) for _ in range(20)))
+    assert {view.id for view in views} == {"mine"}
+    assert (await running.wait("mine")).state == "SUCCEEDED"
+    again = await running.submit(code, **fields)  # finished long ago
+    assert (again.state, again.attempt) == ("SUCCEEDED", 1)
+    with pytest.raises(IdempotencyConflict):
+        await running.submit("print(2)", **fields)
+    assert (Path(opened.session_dir) / "runs").read_text().split() == ["mine:1"]
+    machine = running.broker.dispatcher.machine
+    assert not machine.jobs
+    assert (await running.run(code, sku="cpu-small")).state == "SUCCEEDED"
+
+
+async def test_a_job_whose_row_was_refused_never_runs(start: Start) -> None:
+    class Full(Store):
+        failing = False
+
+        async def insert_job(self, row: Any, *, idempotency_key: Any = None) -> Any:
+            if self.failing:
+                raise StoreFull("no space left")
+            return await super().insert_job(row, idempotency_key=idempotency_key)
+
+    running = await start(store=Full)
+    opened = await running.session()
+    await running.run()
+    running.broker.store.failing = True
+    code = "import os; open(os.environ['FIREPOOL_SESSION_DIR'] + '/ran', 'w')"
+    for _ in range(3):
+        with pytest.raises(StoreFull):
+            await running.submit(code, sku="cpu-small")
+    running.broker.store.failing = False
+    assert (await running.run(sku="cpu-small")).state == "SUCCEEDED"
+    assert not (Path(opened.session_dir) / "ran").exists()
+    assert not running.broker.dispatcher.machine.jobs

@@ -152,7 +152,8 @@ class Jobs:
             self._on_deposed(str(error))
             raise
         if created:
-            self.add(live)
+            if self.live.get(row.id) is None:
+                self.add(live)
             self._metrics.started("accept", self._clock() - row.submitted_at)
         return row, created
 

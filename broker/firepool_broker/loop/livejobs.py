@@ -7,6 +7,7 @@ store.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -44,6 +45,8 @@ class LiveJob(Struct, eq=False):
         Lines that a person would want to know.
     silent
         Nothing can have been put into its output yet.
+    insertion
+        Its row is being stored meanwhile.
     """
 
     row: JobRow
@@ -54,6 +57,7 @@ class LiveJob(Struct, eq=False):
     waiting: types.Waiting | None = None
     notes: list[str] = field(default_factory=list)
     silent: bool = False
+    insertion: asyncio.Task[tuple[JobRow, bool]] | None = None
 
 
 class LiveJobs:

@@ -26,6 +26,7 @@ from firepool_broker.api.service import Goodbye
 from firepool_broker.core import errors as core_errors
 from firepool_broker.core import events as happenings
 from firepool_broker.core.instructions import FinishJob
+from firepool_broker.core.jobs import Job
 from firepool_broker.identity.identities import Identity
 from firepool_broker.launch.specification import references
 from firepool_broker.loop.dispatcher import Dispatcher
@@ -35,6 +36,7 @@ from firepool_broker.loop.jobs import Jobs
 from firepool_broker.loop.livejobs import LiveJob, core_job
 from firepool_broker.loop.sessions import Sessions
 from firepool_broker.store.blobs import BlobStore
+from firepool_broker.store.errors import StoreError
 from firepool_broker.store.records import JobRow
 
 __all__ = ["Service"]
@@ -117,18 +119,55 @@ class Service:
             raise _refusal(error) from error
         setting = self._sessions.setting(row.caller, row.lease_tag, row.id)
         live = LiveJob(row=row, request=request, session_dir=setting.session_dir, silent=True)
+        says_default = request.sku is None and request.shape is None and self._is_news(row)
+        same = self._jobs.live.get(row.id)
+        if same is not None and same.insertion is not None:
+            await asyncio.wait([same.insertion])  # the first of the two is the one that counts
+        if not (missing or says_default or idempotency_key is not None or same is not None):
+            return await self._submit_at_once(live, job)
         stored, created = await self._jobs.insert(live, idempotency_key)
         if not created:
             return self._jobs.view(stored, self._jobs.live.get(stored.id)), False
-        first = self._sessions.first_use(row.caller, row.lease_tag)
-        live.session_files = "fresh" if first else "kept"
         if missing:
             self._pending[row.id] = missing
-        if request.sku is None and request.shape is None:
+        if says_default:
             await self._say_default(row)
+        self._note_first_use(live)
         view = self._jobs.view(row, live)
         self._dispatcher.post(happenings.JobSubmitted(job))
         return view, True
+
+    async def _submit_at_once(self, live: LiveJob, job: Job) -> tuple[types.JobView, bool]:
+        """Have a job placed while its row is being stored.
+
+        The store applies writes in their order: a launch that follows at once shares the row's
+        transaction, and one whose row was refused finds nothing to launch. So no code runs
+        before both are durable, and a warm start waits for one sync instead of two.
+        """
+        self._note_first_use(live)
+        self._jobs.add(live)
+        live.insertion = asyncio.create_task(self._jobs.insert(live, None))
+        self._dispatcher.post(happenings.JobSubmitted(job))
+        try:
+            stored, created = await asyncio.shield(live.insertion)
+        except StoreError:
+            self._withdraw(live)
+            raise
+        finally:
+            live.insertion = None
+        if not created:
+            self._withdraw(live)
+            return self._jobs.view(stored, None), False
+        return self._jobs.view(live.row, live), True
+
+    def _withdraw(self, live: LiveJob) -> None:
+        """Forget a job that was placed and whose row was refused."""
+        self._jobs.live.remove(live.row.id)
+        self._dispatcher.post(happenings.CancelRequested(live.row.id))
+
+    def _note_first_use(self, live: LiveJob) -> None:
+        first = self._sessions.first_use(live.row.caller, live.row.lease_tag)
+        live.session_files = "fresh" if first else "kept"
 
     async def job(self, identity: Identity, job_id: str) -> types.JobView:
         """Return one job."""
@@ -302,11 +341,11 @@ class Service:
                 self._pending[live.row.id] = self._missing(live.request)
         self.uploaded()
 
+    def _is_news(self, row: JobRow) -> bool:
+        return (row.caller, row.lease_tag) not in self._told_default
+
     async def _say_default(self, row: JobRow) -> None:
-        key = (row.caller, row.lease_tag)
-        if key in self._told_default:
-            return
-        self._told_default.add(key)
+        self._told_default.add((row.caller, row.lease_tag))
         shape = self._machine.policies.get(row.sku or "").shape
         others = [pool.name for pool in self._machine.policies.pools if pool.name != row.sku]
         hint = f"; others: {', '.join(others)}" if others else ""
