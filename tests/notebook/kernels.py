@@ -177,7 +177,15 @@ class Kernel:
         self.manager.restart_kernel(now=False)
         self.client.wait_for_ready(timeout=60)
 
-    def shut_down(self, now: bool = False) -> None:
-        """Shut down as a front end does; ``now`` kills."""
+    def shut_down(self) -> None:
+        """Shut down as a front end does."""
         self.client.stop_channels()
-        self.manager.shutdown_kernel(now=now)
+        self.manager.shutdown_kernel()
+
+    def kill(self) -> None:
+        """Kill the process without a word, as a machine out of memory does."""
+        process = self.manager.provisioner.process
+        process.kill()
+        process.wait()
+        self.client.stop_channels()
+        self.manager.cleanup_resources()

@@ -284,7 +284,7 @@ def test_a_killed_kernel_loses_nothing(own_folder: Path) -> None:
         running: list[dict[str, Any]] = []
         while not running:
             running = api.get("/v1/jobs?state=RUNNING")["jobs"]
-        first.shut_down(now=True)
+        first.kill()
         second = Kernel(folder).load()
         try:
             ran = second.ok(f"%firepool result {running[0]['id']}")
