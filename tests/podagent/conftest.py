@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from firepool_podagent.testing import Agent
 
-sys.path.insert(0, str(Path(__file__).parent / "agent"))
-
-from agentclient import Agent
+sys.path.insert(0, str(Path(__file__).parent / "agent"))  # for `zoo`
 
 STRESS = int(os.environ.get("FIREPOOL_STRESS", "10"))
 

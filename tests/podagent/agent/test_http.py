@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from agentclient import Agent, RefusedError, until
 from firepool_podagent import wire
+from firepool_podagent.testing import Agent, RefusedError, until
 
 
 @pytest.fixture

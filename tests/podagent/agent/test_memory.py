@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from agentclient import Agent
+from firepool_podagent.testing import Agent
 
 LOOP = "b = []\nwhile True: b.append(bytearray(16 << 20))"
 

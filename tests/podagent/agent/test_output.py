@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from agentclient import Agent
+from firepool_podagent.testing import Agent
 
 
 @pytest.fixture

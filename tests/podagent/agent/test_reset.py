@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from agentclient import Agent, environment, until
 from firepool_podagent import ipc
 from firepool_podagent.removal import Removal
+from firepool_podagent.testing import Agent, environment, until
 
 HERE = Path(__file__).parent
 _libc = ctypes.CDLL(None, use_errno=True)

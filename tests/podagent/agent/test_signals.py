@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from agentclient import Agent, until
+from firepool_podagent.testing import Agent, until
 
 
 def wait_for_text(agent: Agent, attempt: str, text: str) -> None:

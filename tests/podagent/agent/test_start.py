@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from agentclient import PACKAGE, Agent, RefusedError, environment, until
 from firepool_podagent import build, processes, wire
+from firepool_podagent.testing import PACKAGE, Agent, RefusedError, environment, until
 
 
 def test_facts_tell_who_serves(start_agent: Callable[..., Agent]) -> None:
@@ -259,7 +259,6 @@ def test_a_user_who_is_not_root(short_dir: Path, isolation: str) -> None:
     """The whole of it as an ordinary user, in a user namespace where the machine has them."""
     program = short_dir / "source"
     shutil.copytree(PACKAGE, program / "firepool_podagent")
-    shutil.copy(Path(__file__).with_name("agentclient.py"), program)
     home = short_dir / "home"
     home.mkdir()
     for path in (short_dir, home, *program.rglob("*")):
@@ -269,8 +268,8 @@ def test_a_user_who_is_not_root(short_dir: Path, isolation: str) -> None:
 import os, sys
 sys.path[:0] = [{str(program)!r}]
 from pathlib import Path
-import agentclient
-agent = agentclient.Agent(Path({str(home / "pod")!r}), {isolation!r})
+from firepool_podagent.testing import Agent
+agent = Agent(Path({str(home / "pod")!r}), {isolation!r})
 agent.start(Path({str(program / "firepool_podagent")!r}))
 try:
     print(agent.facts["isolation"])

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import zoo
-from agentclient import Agent, until
 from firepool_podagent import processes
+from firepool_podagent.testing import Agent, until
 
 HERE = Path(__file__).parent
 

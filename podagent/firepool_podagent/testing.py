@@ -1,3 +1,5 @@
+"""A real agent process and a synchronous client of it, for tests and benchmarks."""
+
 from __future__ import annotations
 
 import contextlib
@@ -33,6 +35,8 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class RefusedError(RuntimeError):
+    """The agent refused a request; ``error`` is what it answered."""
+
     def __init__(self, status: int, error: dict[str, Any]) -> None:
         super().__init__(f"{status} {error}")
         self.status = status
@@ -42,6 +46,7 @@ class RefusedError(RuntimeError):
 def environment(
     executable: str = sys.executable, digest: str = "e1", **extra: Any
 ) -> dict[str, Any]:
+    """Describe an interpreter as a session does."""
     return {
         "executable": executable,
         "prefix": sys.prefix,
@@ -86,6 +91,7 @@ class Agent:
         python: str = sys.executable,
         before: Callable[[], None] | None = None,
     ) -> Agent:
+        """Start the process and wait until it serves."""
         reader, writer = os.pipe()
         with open(self.directory / "agent.log", "ab") as log:
             process = subprocess.Popen(
@@ -106,6 +112,7 @@ class Agent:
 
     @property
     def alive(self) -> bool:
+        """Whether the agent's process lives."""
         found = processes.process(self.facts["pid"]) if self.facts else None
         return (
             found is not None
@@ -114,10 +121,12 @@ class Agent:
         )
 
     def kill(self) -> None:
+        """Kill the agent and wait until it is gone."""
         os.kill(self.facts["pid"], signal.SIGKILL)
         self.wait_gone()
 
     def stop(self) -> None:
+        """Ask the agent to end; kill it when it does not."""
         if self.alive:
             with contextlib.suppress(OSError, RefusedError, http.client.HTTPException):
                 self.call("POST", "/v1/shutdown", {})
@@ -127,6 +136,7 @@ class Agent:
             self.kill()
 
     def wait_gone(self, seconds: float = 10) -> None:
+        """Wait until the agent's process is gone."""
         until(lambda: not self.alive, seconds, "the agent does not end")
 
     # --- requests ------------------------------------------------------------------------------
@@ -140,6 +150,7 @@ class Agent:
         headers: dict[str, str] | None = None,
         timeout: float = 60,
     ) -> http.client.HTTPResponse:
+        """Send a signed request; the answer's ``connection`` is the caller's to close."""
         connection = _UnixConnection(self.socket, timeout)
         signed = wire.sign(
             self.key,
@@ -155,6 +166,7 @@ class Agent:
         return response
 
     def call(self, method: str, target: str, value: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Send a request with a JSON body and return the JSON answer."""
         body = b"" if value is None else json.dumps(value).encode()
         response = self.request(method, target, body)
         with contextlib.closing(response.connection):  # type: ignore[attr-defined]
@@ -164,9 +176,11 @@ class Agent:
         return {**answer, "_status": response.status}
 
     def health(self) -> dict[str, Any]:
+        """Ask what the agent says of itself."""
         return self.call("GET", "/v1/health")
 
     def put(self, kind: str, content: bytes) -> str:
+        """Bring content; returns its SHA-256."""
         sha256 = wire.digest(content)
         response = self.request("PUT", f"/v1/{kind}/{sha256}", content, sha256)
         with contextlib.closing(response.connection):  # type: ignore[attr-defined]
@@ -175,6 +189,7 @@ class Agent:
         return sha256
 
     def spec(self, code: str, **extra: Any) -> dict[str, Any]:
+        """Make the specification of the next attempt."""
         self._count += 1
         spec: dict[str, Any] = {
             "attempt": f"job{self._count}:1",
@@ -205,11 +220,13 @@ class Agent:
         return {**spec, **extra}
 
     def start_attempt(self, code: str, **extra: Any) -> str:
+        """Start a cell; returns the attempt's id."""
         spec = self.spec(code, **extra)
         self.call("POST", f"/v1/attempts/{spec['attempt']}", spec)
         return str(spec["attempt"])
 
     def output(self, attempt: str, start: int = 0) -> Iterator[dict[str, Any]]:
+        """Follow an attempt's output from a number on."""
         response = self.request("GET", f"/v1/attempts/{attempt}/output?from={start}")
         with contextlib.closing(response.connection):  # type: ignore[attr-defined]
             if response.status >= 400:
@@ -219,12 +236,15 @@ class Agent:
                     yield json.loads(line)
 
     def signal(self, attempt: str, name: str, **extra: Any) -> dict[str, Any]:
+        """Interrupt, terminate or kill an attempt."""
         return self.call("POST", f"/v1/attempts/{attempt}/signal", {"signal": name, **extra})
 
     def run(self, code: str, **extra: Any) -> Finished:
+        """Run a cell to its end, the reset included."""
         return Finished(list(self.output(self.start_attempt(code, **extra))))
 
     def finish(self, attempt: str) -> Finished:
+        """Follow an attempt to its end."""
         return Finished(list(self.output(attempt)))
 
 
@@ -240,16 +260,19 @@ class Finished:
         assert self.outcome["next"] == len(self.messages)
 
     def text(self, name: str = "stdout") -> str:
+        """Return what was written to a stream."""
         return "".join(
             m["text"] for m in self.messages if m["type"] == "stream" and m["name"] == name
         )
 
     @property
     def notes(self) -> list[str]:
+        """Return the lines meant for a person."""
         return [m["text"] for m in self.messages if m["type"] == "note"]
 
     @property
     def error_class(self) -> str | None:
+        """Return the class of the outcome's error."""
         error = self.outcome["error"]
         return None if error is None else error["class"]
 
@@ -258,6 +281,7 @@ class Finished:
 
 
 def until(condition: Any, seconds: float, what: str) -> None:
+    """Wait for a condition; TimeoutError says ``what`` when it does not come."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
