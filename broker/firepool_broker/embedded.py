@@ -39,6 +39,7 @@ _LOCK_PAUSE_SECONDS = 0.01
 _DYING_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
 _LOG_TAIL_BYTES = 4096
+_LOG_LIMIT_BYTES = 4 * 1024 * 1024
 _NETWORK_FILE_SYSTEMS = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "fhgfs", "gpfs", "lustre", "ncpfs", "nfs"),
     *("nfs4", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "virtiofs"),
@@ -230,7 +231,7 @@ def _start(paths: Paths, deadline: float, timeout_seconds: float) -> Connection:
     import subprocess
 
     command = [sys.executable, "-m", "firepool_broker", "serve", "--embedded", "--detach"]
-    log_path = os.path.join(paths.state_dir, "broker.log")
+    log_path = _log_path(paths)
     environment = {k: v for k, v in os.environ.items() if k not in _START_UP_HOOKS}
     reader, writer = os.pipe()
     try:
@@ -360,6 +361,17 @@ def _lock(lock: IO[str], deadline: float, timeout_seconds: float) -> None:
                 f" (it holds {lock.name})"
             )
         time.sleep(_LOCK_PAUSE_SECONDS)  # a file lock cannot be waited for with a limit
+
+
+def _log_path(paths: Paths) -> str:
+    """Name the broker's log; one that has grown large is put aside."""
+    path = os.path.join(paths.state_dir, "broker.log")
+    try:
+        if os.path.getsize(path) > _LOG_LIMIT_BYTES:
+            os.replace(path, f"{path}.1")
+    except FileNotFoundError:
+        pass
+    return path
 
 
 def _tail(path: str, start: int) -> str:

@@ -366,3 +366,21 @@ def test_stop_drains_what_runs(started: Any, firepool_home: Path) -> None:
     with Api(embedded.ensure_running()) as api:
         text, ended = api.wait(job["id"])
         assert (ended["state"], text) == ("SUCCEEDED", counted(20))
+
+
+def test_a_pod_whose_agent_is_stopped_is_not_kept_by_the_next_broker(
+    started: Any, firepool_home: Path
+) -> None:
+    with Api(embedded.ensure_running()) as api:
+        pod = next(p for p in api.get("/v1/pods")["pods"] if p["session"] == "kernel-1")
+        await_state(api, pod["name"], "HELD")
+        kill_hard(api.connection)
+    (agent,) = [a for a in agents(firepool_home) if any(pod["name"] in w for w in a.cmdline())]
+    agent.suspend()
+    with Api(embedded.ensure_running()) as api:
+        api.session("kernel-1", cwd=str(firepool_home))
+        _, job = api.run("print(1)", **SESSION)
+        assert job["state"] == "SUCCEEDED"
+        assert job["pods"] != [pod["name"]]
+    _, alive = psutil.wait_procs([agent], timeout=20)
+    assert alive == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +253,23 @@ def test_release_gives_the_pods_back(api: Api, session: Any) -> None:
     assert released == job["pods"]
     _, after = api.run("1", **SESSION)
     assert after["pods"] != job["pods"]
+
+
+@pytest.mark.parametrize("isolation", ["process", "none"])
+def test_with_isolation_forced_down_cells_still_run_and_it_is_said(
+    isolation: str,
+    configure: Callable[..., Path],
+    request: pytest.FixtureRequest,
+) -> None:
+    configure(isolation=isolation)
+    api: Api = request.getfixturevalue("api")
+    api.session("kernel-1")
+    jobs = []
+    for number in range(3):
+        text, job = api.run(f"print({number})", **SESSION)
+        assert (text, job["state"]) == (f"{number}\n", "SUCCEEDED"), job["error"]
+        jobs.append(job)
+    assert api.get("/v1/whoami")["broker"]["isolation"] == isolation
+    assert {pool["isolation"] for pool in api.get("/v1/pools")["pools"]} == {isolation}
+    pods = {job["pods"][0] for job in jobs}
+    assert len(pods) == (3 if isolation == "none" else 1)  # portable pods are never used again

@@ -99,12 +99,17 @@ async def recover(
     present = {record.name for record in records}
 
     def resume() -> None:
+        followed = set()
         for job in core_jobs:
             if job.state is JobState.RUNNING and job.bound and job.bound[0][0] in present:
+                followed.add(job.bound[0][0])
                 attempts.resume(job.id, job.attempt, job.bound[0][0])
-        for pod in observed:
+        for record, pod in zip(records, observed, strict=True):
             if pod.agent_state == "resetting":
                 fleet.await_reset(pod.name)
+            elif record.serving and not pod.ready and pod.name not in followed:
+                # nobody waits for it, and nobody can know what it does
+                fleet.condemn(pod.name, "its agent lives but does not answer")
 
     return Recovered(instructions, resume, len(observed), len(rows), len(restored_sessions))
 
