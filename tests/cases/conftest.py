@@ -1,4 +1,4 @@
-"""Fixtures of the cases: the kernel that one module's tests share, and kernels of one test alone."""
+"""Fixtures of the cases: a kernel that a module's tests share, and kernels of one test alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import pytest
 from firepool_broker import embedded
 from firepool_broker.testing import Api, assert_nothing_left
 
-_NOTEBOOK = Path(__file__).parents[1] / "notebook"
+sys.path.insert(0, str(Path(__file__).parents[1] / "notebook"))
+from kernels import Kernel
+
+_NOTEBOOK = Path(sys.path.pop(0))
 
 
 def _fixtures_of_the_notebook() -> ModuleType:
@@ -30,17 +33,13 @@ shared_home = _shared.shared_home
 shared_folder = _shared.shared_folder
 kernel = _shared.kernel
 jobs = _shared.jobs
-sys.path.insert(0, str(_NOTEBOOK))
-from kernels import Kernel
-
-sys.path.pop(0)
 
 
 @pytest.fixture
 def kernels(firepool_home: Path) -> Iterator[Callable[..., Kernel]]:
     """Start kernels with a broker of their own, of which nothing may be left."""
     folder = firepool_home / "notebooks"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     started: list[Kernel] = []
 
     def start(**options: Any) -> Kernel:

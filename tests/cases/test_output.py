@@ -154,7 +154,7 @@ def test_two_runs_of_one_display_do_not_update_each_other(kernel: Kernel) -> Non
     """C06: the second run's updates do not reach the first one's output."""
     slow = CELLS["updated"].replace("h.update", "__import__('time').sleep(0.02); h.update")
     first = kernel.remote(CELLS["updated"])
-    shown = {key for key in first.displays}
+    shown = set(first.displays)
     request = kernel.start("%%firepool\n" + slow.replace("f'v{n}'", "f'w{n}'"))
     second = kernel.finish(
         request, watch=lambda _ran, message: first.take(message) if _is_update(message) else None

@@ -75,8 +75,8 @@ def test_an_odd_tree_is_gone_for_the_next_session(
     api.session("kernel-2", client_id="client-2", cwd=str(firepool_home))
     # the notebook's folder shows through, here below the temporary folder itself
     look = (
-        f"import os\nprint(sorted({{*os.listdir(os.environ['TMPDIR'])}} - {{{firepool_home.name!r}}}))"
-        "\nprint(os.getcwd())"
+        "import os\nfound = set(os.listdir(os.environ['TMPDIR']))\n"
+        f"print(sorted(found - {{{firepool_home.name!r}}}))\nprint(os.getcwd())"
     )
     text, after = api.run(look, lease_tag="kernel-2", client_id="client-2")
     assert after["acquisition"]["path"] == "recycled"
