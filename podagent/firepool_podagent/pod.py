@@ -39,7 +39,9 @@ _EDGES = frozenset(
         ("resetting", "draining"),
     )
 )
-_SPARE_DELAY_SECONDS = 0.005
+_SPARE_DELAY_SECONDS = 0.02
+# Turns of the loop in which whoever follows the attempt wakes and sends the outcome.
+_TURNS_TO_TELL = 4
 _SMALL_BYTES = 1 << 20
 _OWN_FOLDER_SUFFIXES = ("HOME", "_CACHE", "_CACHE_DIR", "_CONFIG_DIR")
 
@@ -251,6 +253,9 @@ class Pod:
             outcome["next"] = log.next
             log.finish(outcome)
             self._move("resetting")
+            for _ in range(_TURNS_TO_TELL):  # the outcome first: a person waits for it
+                await asyncio.sleep(0)
+            self._templates.refill()  # forks while the pod is being emptied
             began = time.monotonic()
             await self._reset(attempt, before, findings)
             log.report_reset(findings.report(log.attempt, time.monotonic() - began))
@@ -288,7 +293,7 @@ class Pod:
         for name in ("TMP", "TEMP"):
             spec["env"].pop(name, None)
         attempt.on_started = self._refill_soon
-        attempt.on_exited = self._refill_now
+        attempt.on_exited = self._refill_not_now
         await attempt.run(spare, tier, paths, self._places.run)
         if attempt.tree.supervisor_lost or not attempt.tree.clean:
             await self._end_in_place(attempt)
@@ -297,14 +302,13 @@ class Pod:
         return attempt.outcome()
 
     def _refill_soon(self) -> None:
-        # A moment later, so that the fork does not compete with the job's first instructions.
+        # While the job runs, unless it is short: then a fork would only delay its end.
         loop = asyncio.get_running_loop()
         self._later = loop.call_later(_SPARE_DELAY_SECONDS, self._templates.refill)
 
-    def _refill_now(self) -> None:
+    def _refill_not_now(self) -> None:
         if self._later is not None:
             self._later.cancel()
-        self._templates.refill()
 
     def _show_for_attempt(self, attempt: Attempt) -> None:
         if self._view is None:

@@ -48,7 +48,7 @@ _OWN_ENTRIES = frozenset(
         ".supervisors.json",
     )
 )
-_OTHERS_PREFIXES = ("state.json", "agent.log", "agent.sock")
+_OTHERS_PREFIXES = ("state.json", "annotations", "agent.log", "agent.sock")
 """What the broker keeps in the pod's directory, and writes there at any time."""
 
 

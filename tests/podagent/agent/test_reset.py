@@ -487,3 +487,15 @@ def test_a_job_sees_only_its_own_processes(private: Agent) -> None:
     done = private.run("import os; print(len([p for p in os.listdir('/proc') if p.isdigit()]))")
     assert int(done.text()) < 10
     until(lambda: private.health()["state"] == "idle", 5, "not idle")
+
+
+def test_what_the_broker_keeps_in_the_folder_stays(agent: Agent) -> None:
+    """The broker's own files lie in the pod's folder, and say whose the pod is."""
+    kept = [agent.directory / name for name in ("state.json", "annotations", "agent.log")]
+    for path in kept:
+        path.write_text('{"owner": "somebody"}\n')
+    (agent.directory / "left-by-a-job").write_text("x")
+    done = agent.run("print(1)")
+    assert done.reset["clean"], done
+    assert all(path.read_text().startswith('{"owner": "somebody"}') for path in kept)
+    assert not (agent.directory / "left-by-a-job").exists()
