@@ -23,6 +23,7 @@ from firepool_broker.backends import (
 from firepool_broker.backends import (
     annotations as annotation_files,
 )
+from firepool_broker.backends.agents import marked_processes
 from firepool_broker.backends.annotations import AnnotationFile
 from firepool_broker.backends.local import LocalBackend
 from firepool_broker.launch.agent_client import AgentClient
@@ -311,3 +312,17 @@ def test_annotations_survive_a_torn_line_and_are_compacted(
     third = AnnotationFile(path)
     third.load()
     assert third.current == {"owner": "ada", "tag": "k", "job": "49"}
+
+
+async def test_a_pod_is_ended_completely_at_any_moment_of_its_start(
+    make: Make, firepool_home: Path
+) -> None:
+    watched = await make().start()
+    for step in range(20):
+        name = f"pod-{step}"
+        await watched.backend.create(PodSpec(name, f"uid-{step}", "cpu-small"))
+        await asyncio.sleep(step * 0.012)
+        await asyncio.wait_for(watched.backend.delete(name), 15)
+        left = [folder for _, folder in marked_processes() if str(firepool_home) in folder]
+        assert left == [], f"after {step * 12} ms"
+    assert os.listdir(firepool_home / "state" / "pods") == []

@@ -303,7 +303,7 @@ class LocalBackend:
                 loop.add_reader(folder, something.set)
             if exited is not None:
                 loop.add_reader(exited, something.set)
-            while not self._read_agent(pod):
+            while not pod.leaving and not self._read_agent(pod):
                 if exited is not None and self._reap(pod):
                     loop.remove_reader(exited)
                     os.close(exited)
@@ -333,6 +333,8 @@ class LocalBackend:
                 loop.remove_reader(exited)
                 os.close(exited)
         pod.starting = None
+        if pod.leaving:
+            return  # being deleted; `wait_for` may have swallowed the cancellation
         if reason is None and self._watch_exit(pod):
             self._emit(PodServing(pod.name, pod.uid, pod.isolation, pod.document["revision"]))
             return
@@ -439,6 +441,8 @@ class LocalBackend:
         deadline = now() + _DEATH_TIMEOUT_SECONDS
         for target in targets:
             await self._wait_gone(pod, target, deadline)
+        if pod.agent is None:
+            await self._end_start(pod, deadline)
         for target in supervisors(pod.directory):
             # they kill their trees when their agent's end closes; only then is the pod gone
             await self._wait_gone(pod, target, deadline)
@@ -448,6 +452,19 @@ class LocalBackend:
         await asyncio.to_thread(discard, pod.directory)
         if not pod.socket.startswith(pod.directory):
             await asyncio.to_thread(_unlink, pod.socket)
+
+    async def _end_start(self, pod: _Pod, deadline: float) -> None:
+        """End what a pod that never served had forked on its way there."""
+        while True:
+            found = [pid for pid, folder in marked_processes() if folder == pod.directory]
+            # what is dead forks no more: once a look finds none, there is none
+            targets = [(pid, processes.start_time(pid) or 0) for pid in found]
+            if not targets:
+                return
+            for target in targets:
+                processes.kill(*target)
+            for target in targets:
+                await self._wait_gone(pod, target, deadline)
 
     async def _wait_gone(self, pod: _Pod, target: tuple[int, int], deadline: float) -> None:
         loop = asyncio.get_running_loop()
