@@ -40,8 +40,17 @@ def ensure_running(timeout_seconds: float = 10.0) -> Found:
         raise BrokerStartFailed(str(error)) from error
 
 
-def stop(drain: bool = True) -> bool:
+def stop(drain: bool = True, cancel: bool = False, timeout_seconds: float = 30.0) -> bool:
     """Stop the running broker; False when none ran.
+
+    Parameters
+    ----------
+    drain
+        End its pods too.
+    cancel
+        Cancel what runs, instead of waiting for it.
+    timeout_seconds
+        How long to wait for its end.
 
     Raises
     ------
@@ -51,7 +60,7 @@ def stop(drain: bool = True) -> bool:
     from firepool_broker import embedded
 
     try:
-        return embedded.stop(drain=drain)
+        return embedded.stop(timeout_seconds, drain=drain, cancel=cancel)
     except embedded.EmbeddedError as error:
         raise BrokerError(str(error)) from error
 

@@ -9,6 +9,7 @@ importing it costs a kernel a few milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -37,6 +38,7 @@ WIRE_VERSION = 1
 
 _LOCK_PAUSE_SECONDS = 0.01
 _DYING_SECONDS = 1.0
+_ASK_AGAIN_SECONDS = 4.0
 _ANSWER_SECONDS = 10.0
 _LOG_TAIL_BYTES = 4096
 _LOG_LIMIT_BYTES = 4 * 1024 * 1024
@@ -191,7 +193,11 @@ def ensure_running(timeout_seconds: float = 10.0) -> Connection:
 
 
 def stop(
-    timeout_seconds: float = 30.0, *, drain: bool = True, connection: Connection | None = None
+    timeout_seconds: float = 30.0,
+    *,
+    drain: bool = True,
+    cancel: bool = False,
+    connection: Connection | None = None,
 ) -> bool:
     """Stop the running broker and wait until it is gone.
 
@@ -201,6 +207,8 @@ def stop(
         How long to wait for the process to end.
     drain
         End its pods too. Without it they stay for the next broker to adopt.
+    cancel
+        Cancel what runs, instead of waiting for it.
     connection
         Which broker; the one of `find` when not given.
 
@@ -217,12 +225,22 @@ def stop(
     connection = connection or find()
     if connection is None:
         return False
-    _shutdown(connection, {"drain": drain})
-    if not processes.wait_for_exit(connection.pid, connection.start_time, timeout_seconds):
-        raise EmbeddedError(
-            f"the broker (pid {connection.pid}) has not ended within {timeout_seconds:g} s;"
-            f" `kill {connection.pid}` ends it and leaves its pods for the next one"
-        )
+    body = {"drain": drain, "cancel": True} if cancel else {"drain": drain}
+    deadline = time.monotonic() + timeout_seconds
+    _shutdown(connection, body)
+    left = timeout_seconds
+    while not processes.wait_for_exit(
+        connection.pid, connection.start_time, min(left, _ASK_AGAIN_SECONDS) if cancel else left
+    ):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise EmbeddedError(
+                f"the broker (pid {connection.pid}) has not ended within {timeout_seconds:g} s;"
+                f" `kill {connection.pid}` ends it and leaves its pods for the next one"
+            )
+        if cancel:  # asked again, it also cancels what was being launched when asked first
+            with contextlib.suppress(EmbeddedError):
+                _request(connection, "POST", "/v1/shutdown", body)
     return True
 
 

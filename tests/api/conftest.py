@@ -202,7 +202,7 @@ class StoringService:
     def ready(self) -> bool:
         return self.is_ready
 
-    async def shutdown(self, identity: Identity, *, drain: bool) -> None:
+    async def shutdown(self, identity: Identity, *, drain: bool, cancel: bool) -> None:
         self.shutdowns.append(drain)
 
 

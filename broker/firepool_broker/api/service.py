@@ -146,6 +146,6 @@ class BrokerService(Protocol):
         """Tell whether jobs are accepted: the store is open and the tracker rebuilt."""
         ...
 
-    async def shutdown(self, identity: Identity, *, drain: bool) -> None:
+    async def shutdown(self, identity: Identity, *, drain: bool, cancel: bool) -> None:
         """Begin to end the broker; returns at once."""
         ...

@@ -219,6 +219,9 @@ class ShutdownRequest(Request):
     drain: bool = True
     """Take no new jobs, let running ones end and remove the pods. Without it the broker ends at
     once and leaves jobs and pods to the next one."""
+    cancel: bool = False
+    """With `drain`: cancel the jobs that run, and those that somebody waits for, instead of letting
+    them finish. Detached jobs that wait stay for the next broker."""
 
 
 # -- parts of answers ----------------------------------------------------------------------------

@@ -39,11 +39,18 @@ class JobImpossible(Struct, frozen=True):
 
 
 class CancelRequested(Struct, frozen=True):
-    """Somebody wants a job to end; a running attempt is terminated with its grace."""
+    """Somebody wants a job to end; a running attempt is terminated with its grace.
+
+    Parameters
+    ----------
+    grace_seconds
+        Between asking the attempt to end and killing it; None for the configured one.
+    """
 
     job_id: str
     error_class: str = "Cancelled"
     message: str = "cancelled"
+    grace_seconds: float | None = None
 
 
 class InterruptRequested(Struct, frozen=True):

@@ -170,6 +170,8 @@ class JobRules:
         job = self._state.jobs.get(event.job_id)
         if job is not None:
             grace = self._state.policies.terminate_grace_seconds
+            if event.grace_seconds is not None:
+                grace = event.grace_seconds
             self.cancel(job, JobError(event.error_class, event.message), grace, now)
 
     def cancel(self, job: Job, error: JobError, grace_seconds: float, now: float) -> None:

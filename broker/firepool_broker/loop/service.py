@@ -42,6 +42,7 @@ from firepool_broker.store.records import JobRow
 __all__ = ["Service"]
 
 _ENDING_SECONDS = 2.0
+_STOP_GRACE_SECONDS = 2.0
 
 
 class Service:
@@ -87,12 +88,14 @@ class Service:
         self._told_default: set[tuple[str, str | None]] = set()
         self._endings: dict[str, asyncio.Event] = {}
         self._accepting = False
+        self._ending = False
         jobs.on_finished(self._finished)
         dispatcher.listen(self._look_for_uploads)
 
     def accept(self, accepting: bool) -> None:
         """Begin or end to take jobs."""
         self._accepting = accepting
+        self._ending = not accepting
 
     # -- jobs ------------------------------------------------------------------------------
 
@@ -101,7 +104,7 @@ class Service:
     ) -> tuple[types.JobView, bool]:
         """Accept a job durably and wake the dispatcher."""
         if not self._accepting:
-            raise Unavailable("the broker is starting or ending; try again", retry_after=1.0)
+            raise Unavailable(self._not_accepting(), retry_after=1.0)
         now = self._clock()
         row = self._row(identity, request, now)
         missing = self._missing(request)
@@ -192,14 +195,15 @@ class Service:
         row, live = await self._own(identity, job_id)
         if live is None:
             return self._jobs.view(row, None)
-        return await self._ending(live, happenings.CancelRequested(job_id))
+        message = f"cancelled by {_who(identity, row)}"
+        return await self._ending_of(live, happenings.CancelRequested(job_id, message=message))
 
     async def interrupt(self, identity: Identity, job_id: str, *, kill: bool) -> types.JobView:
         """Interrupt a running job; a job that does not run yet is cancelled."""
         row, live = await self._own(identity, job_id)
         if live is None:
             return self._jobs.view(row, None)
-        return await self._ending(live, happenings.InterruptRequested(job_id, kill))
+        return await self._ending_of(live, happenings.InterruptRequested(job_id, kill))
 
     async def output(
         self, identity: Identity, job_id: str, start: int
@@ -281,9 +285,31 @@ class Service:
         """Tell whether jobs are accepted."""
         return self._accepting
 
-    async def shutdown(self, identity: Identity, *, drain: bool) -> None:
+    async def shutdown(self, identity: Identity, *, drain: bool, cancel: bool) -> None:
         """Begin to end the broker; returns at once."""
+        if drain and cancel:
+            for live in self._jobs.live:
+                # a waiting job that is detached loses nothing: the next broker runs it
+                if live.row.state == "RUNNING" or live.row.attached:
+                    self._dispatcher.post(
+                        happenings.CancelRequested(
+                            live.row.id,
+                            message="the broker was stopped",
+                            grace_seconds=_STOP_GRACE_SECONDS,
+                        )
+                    )
         self._shut_down(drain)
+
+    def _not_accepting(self) -> str:
+        if not self._ending:
+            return "the broker is starting; try again"
+        running = [live.row.id for live in self._jobs.live if live.row.state == "RUNNING"]
+        if not running:
+            return "the broker is ending; try again in a moment"
+        return (
+            f"the broker is ending, waits for {', '.join(running)} and takes nothing new; "
+            "`firepool stop` ends them now"
+        )
 
     # -- small parts -----------------------------------------------------------------------
 
@@ -360,7 +386,7 @@ class Service:
             raise NotFound(f"there is no job {job_id}", job=job_id)
         return found
 
-    async def _ending(self, live: LiveJob, event: happenings.Event) -> types.JobView:
+    async def _ending_of(self, live: LiveJob, event: happenings.Event) -> types.JobView:
         """Post what may end a job; one that did not run has ended when this returns."""
         if live.row.state == "RUNNING":
             self._dispatcher.post(event)
@@ -379,6 +405,12 @@ class Service:
         ended = self._endings.pop(live.row.id, None)
         if ended is not None:
             ended.set()
+
+
+def _who(identity: Identity, row: JobRow) -> str:
+    if identity.session is None:
+        return f"{identity.caller} (command line, panel or another client)"
+    return "its own session" if identity.session == row.lease_tag else f"session {identity.session}"
 
 
 def _refusal(error: core_errors.SubmitRefused) -> Refused:
