@@ -82,6 +82,7 @@ class Spool:
         try:
             with open(descriptor, "wb") as file:
                 yield file, path
+                os.fchmod(file.fileno(), 0o400)  # what nobody may change is linked, not copied
         except BaseException:
             os.unlink(path)
             raise

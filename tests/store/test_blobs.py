@@ -47,7 +47,7 @@ async def test_an_upload_in_pieces(blobs: BlobStore, tmp_path: Path) -> None:
     path = blobs.path(DIGEST)
     assert path is not None
     assert path.read_bytes() == DATA
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.stat().st_mode & 0o777 == 0o400
     assert blobs.size_bytes(DIGEST) == len(DATA)
     assert files(tmp_path / "blobs") == [DIGEST]
 

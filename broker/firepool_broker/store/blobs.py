@@ -170,7 +170,7 @@ class Upload:
     async def __aenter__(self) -> Upload:
         with translated(self._temporary):
             descriptor = os.open(
-                self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+                self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400
             )
             self._file = os.fdopen(descriptor, "wb", buffering=0)
         return self
