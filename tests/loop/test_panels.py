@@ -87,7 +87,7 @@ def test_metrics_count_what_happened(api: Api) -> None:
     assert total("acquisitions_total", 'path="') == 3
     assert total("jobs_ended", "_total", 'state="SUCCEEDED"') == 3
     assert total("double_runs") == 0
-    assert total("pods", 'state="warm_ready"') >= 1
+    assert total("firepool_pods{", 'pool="cpu-small"') >= 1
 
 
 def test_a_retired_pod_goes_and_is_replaced(api: Api) -> None:
