@@ -49,8 +49,7 @@ def kernels(firepool_home: Path) -> Iterator[Callable[..., Kernel]]:
 
     yield start
     for each in started:
-        if each.manager.has_kernel:
-            each.shut_down()
+        each.shut_down()
     running = embedded.find()
     if running is not None:
         with Api(running) as api:

@@ -109,7 +109,7 @@ class Kernel:
         self.client = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
-        self.last_idle = 0.0
+        self.ended = False
 
     def load(self) -> Kernel:
         """Load the extension."""
@@ -178,12 +178,16 @@ class Kernel:
         self.client.wait_for_ready(timeout=60)
 
     def shut_down(self) -> None:
-        """Shut down as a front end does."""
+        """Shut down as a front end does; does nothing to a kernel that has ended."""
+        if self.ended:
+            return
+        self.ended = True
         self.client.stop_channels()
         self.manager.shutdown_kernel()
 
     def kill(self) -> None:
         """Kill the process without a word, as a machine out of memory does."""
+        self.ended = True
         process = self.manager.provisioner.process
         process.kill()
         process.wait()
