@@ -59,7 +59,8 @@ three have no `id`. Everything else is a message of the job: its event is the me
 | `clear_output` | `wait` |
 | `error` | `ename`, `evalue`, `traceback`, `exception` |
 | `result` | as Result |
-| `note` | `level` (`info` or `warning`), `text`: a line that a person would want to know |
+| `note` | `level` (`info` or `warning`), `text`: a line that a person would want to know; `topic`? is \
+`pool` for the line about the default pool |
 | `status` | `phase`: `installing`, `started` or `resetting` |
 | `divider` | `text`: what follows comes from another attempt |
 

@@ -12,11 +12,12 @@ import contextlib
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from . import calls
 from .connection import Endpoint, check_wire, locate
-from .errors import BrokerStartFailed, BrokerUnreachable, NoBroker, Refused
+from .errors import BrokerError, BrokerStartFailed, BrokerUnreachable, NoBroker, Refused
 from .exchange import Call, ConnectionLost, Exchange, Response
 from .sse import Event, EventParser
 from .transport import AsyncConnection, BlockingConnection, BrokerSilent, pauses
@@ -25,6 +26,7 @@ __all__ = ["AsyncClient", "Client", "Wake"]
 
 _IDLE_CONNECTIONS = 4
 _RETRY_SECONDS = 15.0
+_GLANCE_SECONDS = 1.0
 _FOLLOW_RETRY_SECONDS = 120.0
 _FINAL = (BrokerSilent, BrokerStartFailed, NoBroker)  # trying again would end the same way
 
@@ -172,6 +174,23 @@ class Client(_Shared):
         response = Response(exchange.status, exchange.headers, b"".join(pieces))
         self._give_back(connection, exchange)
         return response
+
+    def glance(self, call: Call) -> Response | None:
+        """Send a request if the broker is there: starts none, repeats nothing, raises nothing.
+
+        Returns
+        -------
+        Response or None
+            None when no answer came within a second, or the broker said no.
+        """
+        try:
+            if locate(start=False) is None:
+                return None
+            once = replace(call, repeatable=False, timeout_seconds=_GLANCE_SECONDS)
+            response = self._call_once(once)
+        except BrokerError:
+            return None
+        return response if response.status < 400 else None
 
     # -- streams ----------------------------------------------------------------------------------
 

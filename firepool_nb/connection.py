@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from . import embedded
 from .errors import BrokerUnreachable, WireMismatch
 
-__all__ = ["WIRE_VERSION", "Endpoint", "check_wire", "locate"]
+__all__ = ["WIRE_VERSION", "Endpoint", "check_wire", "locate", "own"]
 
 WIRE_VERSION = 1
 """Version of the broker's HTTP API that this client speaks."""
@@ -82,7 +82,15 @@ def locate(start: bool = True) -> Endpoint | None:
     url = os.environ.get("FIREPOOL_URL")
     if url:
         return _remote(url, os.environ.get("FIREPOOL_TOKEN", ""))
-    found = embedded.ensure_running() if start else embedded.find()
+    return _endpoint(embedded.ensure_running() if start else embedded.find())
+
+
+def own() -> Endpoint | None:
+    """Find this machine's own broker, whatever ``FIREPOOL_URL`` says; None when none runs."""
+    return _endpoint(embedded.find())
+
+
+def _endpoint(found: embedded.Found | None) -> Endpoint | None:
     if found is None:
         return None
     socket, token, wire, pid, start_time = found

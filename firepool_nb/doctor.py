@@ -27,13 +27,13 @@ class Finding(NamedTuple):
     detail
         What was found.
     fix
-        The line that puts it right.
+        The line that puts it right; None for what is as it should be.
     """
 
     what: str
     ok: bool
     detail: str
-    fix: str = ""
+    fix: str | None = None
 
 
 def examine(start: bool) -> list[Finding]:
@@ -68,7 +68,8 @@ def _guarded(step: Callable[[Client], Finding], client: Client) -> Finding:
 def _interpreter() -> Finding:
     version = "{}.{}.{}".format(*sys.version_info[:3])
     detail = f"Python {version} at {sys.executable}, environment {environment.digest()[:12]}"
-    return Finding("interpreter", sys.version_info >= (3, 10), detail, "use Python 3.10 or newer")
+    ok = sys.version_info >= (3, 10)
+    return Finding("interpreter", ok, detail, None if ok else "use Python 3.10 or newer")
 
 
 def _place() -> Finding:
@@ -101,8 +102,10 @@ def _pools(client: Client) -> Finding:
     unhealthy = sum(pool["counts"]["unhealthy"] for pool in document["pools"])
     detail = f"{', '.join(names) or 'none'}; default {document.get('default') or 'none'}"
     if unhealthy:
-        return Finding("pools", False, f"{detail}; {unhealthy} unhealthy pods", "firepool pods")
-    return Finding("pools", bool(names), detail, "name pools in the broker's configuration")
+        log = f"the broker's log says why: {embedded.log_path()}"
+        return Finding("pools", False, f"{detail}; {unhealthy} unhealthy pods", log)
+    fix = None if names else "name pools in the broker's configuration"
+    return Finding("pools", bool(names), detail, fix)
 
 
 def _server(client: Client) -> Finding:

@@ -13,10 +13,19 @@ Found = tuple[str, str, int, int, int]
 
 
 def find() -> Found | None:
-    """Return the running broker, or None."""
+    """Return the running broker, or None.
+
+    Raises
+    ------
+    BrokerError
+        When the broker's folders cannot be used.
+    """
     from firepool_broker import embedded
 
-    connection = embedded.find()
+    try:
+        connection = embedded.find()
+    except embedded.EmbeddedError as error:
+        raise BrokerError(str(error)) from error
     return None if connection is None else _found(connection)
 
 

@@ -1,6 +1,6 @@
 """`Job`: a handle for work at the broker, from this kernel or any other.
 
-It holds an id and what was last heard; every question that needs a newer answer asks the broker.
+It holds an id and what was last heard, and asks the broker for what may have changed since.
 Leaving a wait (an interrupt, a timeout) leaves the job alone; `cancel` and `interrupt` do not.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Generator, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import calls
@@ -24,6 +24,7 @@ __all__ = ["ENDED", "Job", "start_latency_seconds"]
 
 ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 _MESSAGES_NOT_SHOWN = frozenset({"job", "status", "end"})
+_LOOK_AFTER_SECONDS = 0.5
 
 
 def start_latency_seconds(view: Mapping[str, Any]) -> float | None:
@@ -65,31 +66,60 @@ class Job:
         self._namespace = namespace
         self.id: str = view["id"]
         self.view: dict[str, Any] = dict(view)
+        self._looked_at = time.monotonic()
+        self._next_number = 0
+        self._binds: tuple[str, ...] = ()
+        self._bind: Callable[[dict[str, Any]], None] | None = None
 
     # -- state ------------------------------------------------------------------------------------
 
     def refresh(self) -> Job:
         """Ask the broker for the newest view."""
-        if self.state not in ENDED or "times" not in self.view:
+        if not self._is_over:
             self.view = self._client.job(self.id)
+            self._looked_at = time.monotonic()
         return self
 
     @property
     def state(self) -> str:
-        """State as last heard: PENDING, QUEUED, RUNNING, SUCCEEDED, FAILED or CANCELLED."""
-        return str(self.view.get("state", "PENDING"))
+        """State: PENDING, QUEUED, RUNNING, SUCCEEDED, FAILED or CANCELLED.
+
+        Asks the broker at most twice a second. It is the state last heard while none answers.
+        """
+        self._look()
+        return self._state
 
     def done(self) -> bool:
         """Ask whether it has ended."""
-        return self.refresh().state in ENDED
+        return self.refresh()._state in ENDED
 
     def running(self) -> bool:
         """Ask whether it runs."""
-        return self.refresh().state == "RUNNING"
+        return self.refresh()._state == "RUNNING"
 
     def cancelled(self) -> bool:
         """Ask whether it was cancelled."""
-        return self.refresh().state == "CANCELLED"
+        return self.refresh()._state == "CANCELLED"
+
+    @property
+    def _state(self) -> str:
+        """State as last heard."""
+        return str(self.view.get("state", "PENDING"))
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether it has ended and everything about that is known."""
+        return self._state in ENDED and "times" in self.view
+
+    def _look(self) -> None:
+        """Take a newer view when one is to be had at once."""
+        now = time.monotonic()
+        if self._is_over or now - self._looked_at < _LOOK_AFTER_SECONDS:
+            return
+        response = self._client.glance(calls.job(self.id))
+        self._looked_at = time.monotonic()
+        if response is not None:
+            self.view = response.json()
 
     @property
     def path(self) -> str | None:
@@ -103,7 +133,7 @@ class Job:
 
     # -- waiting and results ----------------------------------------------------------------------
 
-    def follow(
+    def _follow(
         self,
         output: Output,
         first: Call | None = None,
@@ -136,15 +166,17 @@ class Job:
         events = self._client.follow(self.id, first, start, patience=patience)
         for event in events:
             if event is not None:
-                self.heard(event.type, event.data)
+                self._heard(event.type, event.data)
+                if event.number is not None:
+                    self._next_number = event.number + 1
                 if event.type not in _MESSAGES_NOT_SHOWN:
                     output.message(event.type, event.data)
-            if deadline is not None and time.monotonic() > deadline and self.state not in ENDED:
+            if deadline is not None and time.monotonic() > deadline and self._state not in ENDED:
                 events.close()  # type: ignore[attr-defined]
                 return False
-        return self.state in ENDED
+        return self._state in ENDED
 
-    def heard(self, kind: str, data: Any) -> None:
+    def _heard(self, kind: str, data: Any) -> None:
         """Take what an output stream says about the job itself."""
         if kind in ("job", "end"):
             self.view = dict(data)
@@ -153,13 +185,15 @@ class Job:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for its end; False when the timeout (seconds) is over first."""
-        if self.state in ENDED and "times" in self.view:
+        if self._is_over:
             return True
         next_number = int((self.view.get("output") or {}).get("next", 0))
-        return self.follow(Output(), start=next_number, timeout_seconds=timeout)
+        return self._follow(Output(), start=next_number, timeout_seconds=timeout)
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for its end and return what it brought back.
+
+        The names that a cell asked for with ``-o`` are bound in the notebook as well.
 
         Returns
         -------
@@ -178,41 +212,47 @@ class Job:
         """
         if not self.wait(timeout):
             raise TimeoutError(f"job {self.id} has not ended within {timeout:g} s")
-        return self.value()
+        return self._value()
 
     def exception(self, timeout: float | None = None) -> RemoteError | Interrupted | None:
         """Wait for its end and return the error it ended with, or None."""
         if not self.wait(timeout):
             raise TimeoutError(f"job {self.id} has not ended within {timeout:g} s")
-        return None if self.state == "SUCCEEDED" else self.error()
+        return None if self._state == "SUCCEEDED" else self._error()
 
-    def value(self, raised: dict[str, Any] | None = None) -> Any:
+    def _value(self, raised: dict[str, Any] | None = None) -> Any:
         """Return what an ended job brought back, or raise its error."""
-        if self.state != "SUCCEEDED":
-            raise self.error(raised)
-        values = self.values()
+        if self._state != "SUCCEEDED":
+            raise self._error(raised)
+        values = self._values()
         named = {name: value for name, value in values.items() if name not in ("_", "return")}
         if named:
+            if self._bind is not None:
+                self._bind(named)
             return named
         return values.get("_", values.get("return"))
 
-    def error(self, raised: dict[str, Any] | None = None) -> RemoteError | Interrupted:
+    def _bind_with(self, names: Sequence[str], bind: Callable[[dict[str, Any]], None]) -> None:
+        """Have the values of names bound when the result is asked for."""
+        self._binds, self._bind = tuple(names), bind
+
+    def _error(self, raised: dict[str, Any] | None = None) -> RemoteError | Interrupted:
         """Make the error it ended with; its output is searched for the exception itself."""
         if raised is None and (self.view.get("error") or {}).get("ename"):
             output = Output()
-            self.follow(output)
+            self._follow(output)
             raised = output.raised
         return job_error(self.view, raised)
 
-    def values(self) -> dict[str, Any]:
+    def _values(self) -> dict[str, Any]:
         """Return every value that came back; those that could not are left out."""
         found: dict[str, Any] = {}
         for result in self.view.get("results") or []:
             if not result.get("error"):
-                found[result["name"]] = self.load(result)
+                found[result["name"]] = self._load(result)
         return found
 
-    def load(self, result: dict[str, Any]) -> Any:
+    def _load(self, result: dict[str, Any]) -> Any:
         """Turn one result back into a value, fetching it when it is large."""
         from .capture.transfer import decode
 
@@ -232,38 +272,38 @@ class Job:
 
         client = AsyncClient(token=self._client.token)
         output = Output()
-        if self.state not in ENDED or "times" not in self.view:
+        if not self._is_over:
             async for event in client.follow(self.id):
-                self.heard(event.type, event.data)
+                self._heard(event.type, event.data)
                 output.message(event.type, event.data)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, self.value, output.raised)
+        return await loop.run_in_executor(None, self._value, output.raised)
 
     # -- output -----------------------------------------------------------------------------------
 
     def logs(self) -> str:
         """Return what it printed so far, both streams in order."""
         collected = _Interleaved()
-        self.replay(collected)
+        self._replay(collected)
         return "".join(collected.pieces)
 
     def output(self) -> CollectedOutput:
         """Return what it printed and displayed so far, apart."""
         collected = CollectedOutput()
-        self.replay(collected)
+        self._replay(collected)
         return collected
 
-    def replay(self, output: Output, follow: bool = False) -> None:
+    def _replay(self, output: Output, follow: bool = False) -> None:
         """Pass its output from the start to a sink; with ``follow`` until it ends."""
         self.refresh()
-        stop = None if follow or self.state in ENDED else int(self.view["output"]["next"])
+        stop = None if follow or self._state in ENDED else int(self.view["output"]["next"])
         if stop == 0:
             return
         events = self._client.follow(self.id)
         for event in events:
             if event is None:
                 continue
-            self.heard(event.type, event.data)
+            self._heard(event.type, event.data)
             if event.type not in _MESSAGES_NOT_SHOWN:
                 output.message(event.type, event.data)
             if stop is not None and event.number is not None and event.number + 1 >= stop:
@@ -284,7 +324,7 @@ class Job:
 
     def summary(self) -> str:
         """Say in one line how it is, or went."""
-        parts = [self.state.lower()]
+        parts = [self._state.lower()]
         if self.path:
             parts.append(str(self.path))
         latency = self.start_latency_seconds
@@ -296,13 +336,20 @@ class Job:
         return ", ".join(parts)
 
     def __repr__(self) -> str:
-        return f"<Job {self.id}: {self.summary()}>"  # as last heard: a repr asks nobody
+        self._look()
+        promise = f"; result() binds {', '.join(self._binds)}" if self._binds else ""
+        return f"<Job {self.id}: {self.summary()}{promise}>"
 
     def _repr_html_(self) -> str:
         from html import escape
 
+        self._look()
+        promise = ""
+        if self._binds:
+            names = ", ".join(f"<code>{escape(name)}</code>" for name in self._binds)
+            promise = f"; <code>result()</code> binds {names}"
         return (
-            f"<span>Job <code>{escape(self.id)}</code>: {escape(self.summary())}; "
+            f"<span>Job <code>{escape(self.id)}</code>: {escape(self.summary())}{promise}; "
             f"<code>%firepool result {escape(self.id)}</code> shows its output</span>"
         )
 

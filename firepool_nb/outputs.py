@@ -32,15 +32,20 @@ class Output:
         The last ``error`` message, which is shown by raising it.
     has_result
         Whether the value of a last expression was shown.
+    hidden_topics
+        Topics of notes that are not shown: ``pool`` is the line about the default pool.
     """
 
     def __init__(self) -> None:
         self.raised: dict[str, Any] | None = None
         self.has_result = False
         self.is_empty = True
+        self.hidden_topics: frozenset[str] = frozenset()
 
     def message(self, kind: str, message: dict[str, Any]) -> None:
         """Take one message of an output stream."""
+        if message.get("topic") in self.hidden_topics:
+            return
         handler: Callable[[dict[str, Any]], None] | None = getattr(self, f"on_{kind}", None)
         if handler is not None:
             handler(message)

@@ -10,9 +10,18 @@ from .job import start_latency_seconds
 
 if TYPE_CHECKING:
     from .doctor import Finding
-    from .session import Session
 
-__all__ = ["duration", "findings", "job_rows", "jobs", "pool_rows", "pools", "status", "table"]
+__all__ = [
+    "duration",
+    "error_text",
+    "findings",
+    "job_rows",
+    "jobs",
+    "pool_rows",
+    "pools",
+    "status",
+    "table",
+]
 
 POOL_COLUMNS = ("pool", "shape", "warm", "warming", "busy", "queue", "isolation")
 JOB_COLUMNS = ("job", "state", "session", "pool", "path", "start", "took", "error")
@@ -96,7 +105,7 @@ def job_rows(views: Sequence[dict[str, Any]]) -> list[list[str]]:
                 str((view.get("acquisition") or {}).get("path") or ""),
                 duration(start_latency_seconds(view)),
                 duration(took),
-                str((view.get("error") or {}).get("class") or ""),
+                error_text(view),
             ]
         )
     return rows
@@ -107,34 +116,57 @@ def jobs(views: Sequence[dict[str, Any]]) -> str:
     return table(JOB_COLUMNS, job_rows(views)) if views else "no jobs"
 
 
-def status(session: Session, last: dict[str, Any] | None, remote_mode: bool) -> str:
-    """Describe the broker, this session, its pods and its last cell."""
-    broker = session.client.check_broker()["broker"]
+def status(
+    broker: dict[str, Any],
+    sessions: Sequence[dict[str, Any]],
+    pods: Sequence[dict[str, Any]],
+    last: dict[str, Any] | None,
+) -> str:
+    """Describe a broker, sessions with their pods, and the last job."""
     lines = [
         f"broker   {broker['version']}, {broker['backend']} pods, isolation: "
-        f"{broker['isolation']}, network: {broker['network']} (pid {broker['pid']})",
-        f"session  {session.tag}, files in {session.session_dir}",
+        f"{broker['isolation']}, network: {broker['network']} (pid {broker['pid']})"
     ]
-    for pod in session.client.pods():
-        if pod.get("session") == session.tag:
-            held = pod.get("hold_expires_at")
-            left = f", held for {duration(max(0.0, held - time.time()))}" if held else ""
-            lines.append(f"pod      {pod['name']}: {pod['state'].lower()} in {pod['pool']}{left}")
+    for session in sessions:
+        notebook = f" ({session['notebook']})" if session.get("notebook") else ""
+        lines.append(
+            f"session  {session['lease_tag']}{notebook}, files in {session['session_dir']}"
+        )
+        lines += [_pod(pod) for pod in pods if pod.get("session") == session["lease_tag"]]
+    if not sessions:
+        lines.append("session  none")
     if last is not None:
-        latency = start_latency_seconds(last)
-        acquisition = last.get("acquisition") or {}
-        text = f"last     {last['id']}: {last['state'].lower()}"
-        if acquisition:
-            text += f", {acquisition.get('path')} ({acquisition.get('reason')})"
-        if latency is not None:
-            text += f", first instruction after {duration(latency)}"
-        imports = last.get("imports_seconds")
-        if imports:
-            text += f", imports {duration(imports)}"
-        lines.append(text)
-    if remote_mode:
-        lines.append("mode     unmarked cells run on a pod; %firepool off ends that")
+        lines.append(_last(last))
     return "\n".join(lines)
+
+
+def _pod(pod: dict[str, Any]) -> str:
+    text = f"pod      {pod['name']}: {pod['state'].lower()} in {pod['pool']}"
+    held = pod.get("hold_expires_at")
+    if held and pod["state"] == "HELD":
+        text += f", held for {duration(max(0.0, held - time.time()))}"
+    return text
+
+
+def _last(view: dict[str, Any]) -> str:
+    latency = start_latency_seconds(view)
+    acquisition = view.get("acquisition") or {}
+    text = f"last     {view['id']}: {view['state'].lower()}"
+    if acquisition:
+        text += f", {acquisition.get('path')} ({acquisition.get('reason')})"
+    if latency is not None:
+        text += f", first instruction after {duration(latency)}"
+    imports = view.get("imports_seconds")
+    if imports:
+        text += f", imports {duration(imports)}"
+    return text
+
+
+def error_text(view: dict[str, Any]) -> str:
+    """Name how a job failed: what its code raised, else the broker's word."""
+    error = view.get("error") or {}
+    kind = str(error.get("class") or "")
+    return str(error["ename"]) if kind == "NonZeroExit" and error.get("ename") else kind
 
 
 def findings(found: Sequence[Finding]) -> str:
@@ -142,6 +174,6 @@ def findings(found: Sequence[Finding]) -> str:
     lines = []
     for finding in found:
         lines.append(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.what}: {finding.detail}")
-        if finding.fix and not finding.ok:
+        if finding.fix:
             lines.append(f"      {finding.fix}")
     return "\n".join(lines)

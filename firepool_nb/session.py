@@ -314,8 +314,8 @@ class Session:
         request = self.request(kind="cell", code=code, inputs=_inputs(namespace), **fields)
         job = Job(self.client, {"id": request["id"], "state": "PENDING"})
         sink = output or TextOutput(sys.stdout, sys.stderr)
-        job.follow(sink, first=calls.submit(request, follow=True))
-        return job.value(raised=sink.raised)
+        job._follow(sink, first=calls.submit(request, follow=True))
+        return job._value(raised=sink.raised)
 
     # -- content ----------------------------------------------------------------------------------
 

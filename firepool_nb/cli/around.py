@@ -10,7 +10,7 @@ import click
 
 from .. import embedded, reports
 from ..client import Client
-from ..connection import locate
+from ..connection import own
 from ..doctor import examine
 from ..errors import Interrupted
 from .console import json_option, print_json
@@ -105,7 +105,7 @@ def stop(wait: bool, yes: bool, keep_pods: bool, as_json: bool) -> None:
 
 def _unfinished() -> list[dict[str, Any]]:
     """List what a stop would end: jobs that run, or that somebody waits for."""
-    with Client(lambda: locate(start=False)) as client:
+    with Client(own) as client:
         views = client.jobs(state="RUNNING")
         for state in ("QUEUED", "PENDING"):
             views += [view for view in client.jobs(state=state) if view["attached"]]

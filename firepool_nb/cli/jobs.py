@@ -1,24 +1,57 @@
-"""``firepool jobs``, ``logs``, ``pools``, ``sessions``: what there is and what it does."""
+"""``firepool status``, ``jobs``, ``logs``, ``cancel``, ``pools``, ``sessions``: what there is."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import click
 
 from .. import reports
 from ..client import Client
 from ..connection import locate
-from ..job import Job
+from ..job import ENDED, Job
 from ..outputs import CollectedOutput, TextOutput
 from .console import json_option, print_json, print_table
 
-__all__ = ["jobs", "logs", "pools", "sessions"]
+__all__ = ["cancel", "jobs", "logs", "pools", "sessions", "status"]
 
 
 def _client() -> Client:
     """Return a client that starts no broker: looking must not change what is looked at."""
     return Client(lambda: locate(start=False))
+
+
+@click.command()
+@json_option
+def status(as_json: bool) -> None:
+    """Show the broker, its sessions with their pods, and the last job."""
+    with _client() as client:
+        broker = client.check_broker()["broker"]
+        found, pods = client.sessions(), client.pods()
+        newest = next(iter(client.jobs(limit=1)), None)
+    if as_json:
+        print_json({"broker": broker, "sessions": found, "pods": pods, "last": newest})
+    else:
+        click.echo(reports.status(broker, found, pods, newest))
+
+
+@click.command()
+@click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
+@json_option
+def cancel(job_ids: Sequence[str], as_json: bool) -> None:
+    """Cancel jobs, waiting or running; a running one gets its grace first."""
+    with _client() as client:
+        found = [Job(client, client.job(job_id)) for job_id in job_ids]  # all exist, or none ends
+        ended = [job for job in found if job._state in ENDED]
+        for job in found:
+            job.cancel()
+        if as_json:
+            print_json({"jobs": [client.job(job.id) for job in found]})
+            return
+    for job in found:
+        done = job in ended
+        click.echo(f"{job.id} has ended: {job.summary()}" if done else f"cancelling {job.id}")
 
 
 @click.command()
@@ -47,11 +80,11 @@ def logs(job_id: str, follow: bool, as_json: bool) -> None:
         job = Job(client, client.job(job_id))
         if as_json:
             collected = CollectedOutput()
-            job.replay(collected, follow)
+            job._replay(collected, follow)
             document = {"stdout": collected.stdout, "stderr": collected.stderr}
-            print_json({"job": job.id, "state": job.state, **document})
+            print_json({"job": job.id, "state": job._state, **document})
         else:
-            job.replay(TextOutput(sys.stdout, sys.stderr, show_errors=True), follow)
+            job._replay(TextOutput(sys.stdout, sys.stderr, show_errors=True), follow)
 
 
 @click.command()

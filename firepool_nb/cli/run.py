@@ -19,10 +19,13 @@ from .console import json_option, print_json
 
 __all__ = ["run"]
 
+_SILENT_SECONDS = 3.0
+
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("words", nargs=-1, metavar="[SCRIPT.py | COMMAND] [ARGUMENTS]...")
 @click.option("-c", "code", metavar="CODE", help="Python code, instead of a script.")
+@click.option("-m", "module", is_flag=True, help="The first word is a module, as of `python -m`.")
 @click.option("--sku", metavar="NAME", help="Pool to run on.")
 @click.option("--with", "requirements", multiple=True, metavar="REQ", help="A requirement.")
 @click.option("--env", multiple=True, metavar="K[=V]", help="A variable.")
@@ -35,6 +38,7 @@ __all__ = ["run"]
 def run(
     words: Sequence[str],
     code: str | None,
+    module: bool,
     tag: str | None,
     detach: bool,
     as_json: bool,
@@ -43,9 +47,9 @@ def run(
     """Run a script, a command or code on a warm pod.
 
     A first word that ends in .py is a script of this interpreter; anything else is a command.
-    The exit status is the job's.
+    The exit status is the job's, 130 after Ctrl-C, 2 for wrong use.
     """
-    asked = {**_work(words, code), **_fields(**options)}  # wrong use starts no broker
+    asked = {**_work(words, code, module), **_fields(**options)}  # wrong use starts no broker
     session = Session(tag or f"cli-{os.getpid()}-{os.urandom(3).hex()}")
     session.open()
     try:
@@ -65,18 +69,17 @@ def _wait(session: Session, request: dict[str, Any], as_json: bool) -> None:
     output: Output = (
         CollectedOutput() if as_json else TextOutput(sys.stdout, sys.stderr, show_errors=True)
     )
+    output.hidden_topics = frozenset({"pool"})
     try:
-        job.follow(output, first=calls.submit(request, follow=True))
+        _follow(job, output, request)
     except KeyboardInterrupt:
-        job.interrupt()
-        click.echo("interrupting; Ctrl-C again leaves it", err=True)
-        job.follow(output)
+        _interrupt(job, output)
     if isinstance(output, CollectedOutput):
         document = {**job.view, "stdout": output.stdout, "stderr": output.stderr}
         print_json(document)
-    if job.state == "SUCCEEDED":
+    if job._state == "SUCCEEDED":
         return
-    error = job.error(output.raised)
+    error = job._error(output.raised)
     told = isinstance(error, RemoteError) and error.ename and not as_json
     if not (told or as_json):
         click.echo(f"firepool: {type(error).__name__}: {error}", err=True)
@@ -84,9 +87,33 @@ def _wait(session: Session, request: dict[str, Any], as_json: bool) -> None:
     sys.exit(130 if isinstance(error, Interrupted) else code if code else 1)
 
 
-def _work(words: Sequence[str], code: str | None) -> dict[str, Any]:
-    if (code is None) == (not words):
-        raise click.UsageError("give either a script or command, or -c CODE")
+def _follow(job: Job, output: Output, request: dict[str, Any]) -> None:
+    """Show a job to its end; one that does not start for a while is worth a line."""
+    submission = calls.submit(request, follow=True)
+    if job._follow(output, submission, timeout_seconds=_SILENT_SECONDS):
+        return
+    if job._state in ("PENDING", "QUEUED"):
+        waiting = (job.view.get("waiting") or {}).get("message") or "waiting for a pod"
+        click.echo(f"{job.id} on {job.view.get('sku') or 'a pod'}: {waiting}", err=True)
+    is_known = "times" in job.view
+    job._follow(output, None if is_known else submission, job._next_number)
+
+
+def _interrupt(job: Job, output: Output) -> None:
+    job.interrupt()
+    click.echo("interrupting; Ctrl-C again leaves it", err=True)
+    try:
+        job._follow(output, start=job._next_number)
+    except KeyboardInterrupt:
+        raise Interrupted(f"left job {job.id}; `firepool logs {job.id}` shows its output") from None
+
+
+def _work(words: Sequence[str], code: str | None, module: bool) -> dict[str, Any]:
+    if (code is None) == (not words) or (module and code is not None):
+        raise click.UsageError("give either a script or command, or -c CODE, or -m MODULE")
+    if module:
+        argv = [sys.executable, "-u", "-m", *words]
+        return {"kind": "command", "argv": argv, "name": f"-m {words[0]}"[:100]}
     if code is not None:
         return {"kind": "cell", "code": code, "filename": "<string>"}
     if words[0].endswith(".py"):

@@ -44,6 +44,10 @@ class KernelState:
         Names that only remote cells defined, with the cell that did.
     last_view
         The last job of a cell, for ``%firepool status``.
+    told_pool
+        Whether the line about the default pool was shown.
+    project
+        The person's own modules.
     """
 
     def __init__(self) -> None:
@@ -51,6 +55,7 @@ class KernelState:
 
         self.remote_names: dict[str, str] = {}
         self.last_view: dict[str, Any] | None = None
+        self.told_pool = False
         self.project = ProjectModules()
 
 
@@ -122,6 +127,8 @@ class CellRun:
             view = {"id": request["id"], "state": "PENDING"}
             job = Job(self._session.client, view, self._namespace)
             output = ShellOutput(self._shell, job.id, before_first=self._line.clear)
+            if self._state.told_pool:
+                output.hidden_topics = frozenset({"pool"})
             self._show_notes(output, captured.notes)
             try:
                 self._follow(job, calls.submit(request, follow=True), output)
@@ -198,8 +205,12 @@ class CellRun:
                         os.unlink(value.path)
 
     def _detached(self, request: dict[str, Any]) -> Job:
+        from ..capture.cell import normalise
+
         view = self._session.client.submit(request)
         job = Job(self._session.client, view, self._namespace)
+        if self._options.pull:
+            job._bind_with(normalise(self._options.pull), self._bind_values)
         if self._options.job_name is not None:
             self._namespace[self._options.job_name] = job
         self._state.last_view = view
@@ -227,10 +238,11 @@ class CellRun:
                 self._explain(job)
                 continue
             if event.type in _NOT_OUTPUT:
-                job.heard(event.type, event.data)
-                self._started = self._started or job.state == "RUNNING"
+                job._heard(event.type, event.data)
+                self._started = self._started or job._state == "RUNNING"
                 self._explain(job, event.data)
             else:
+                self._state.told_pool |= event.data.get("topic") == "pool"
                 self._started = True
                 self._line.nothing_else_shown = False
                 output.message(event.type, event.data)
@@ -246,11 +258,11 @@ class CellRun:
         """Show why the cell waits, once it has waited long enough to be worth a line."""
         if self._presses.last is not Action.IGNORE:
             return
-        if self._started or job.state in ENDED:
+        if self._started or job._state in ENDED:
             phase = data.get("phase") if isinstance(data, dict) else None
             if phase == "installing":
                 self._line.show("installing requirements")
-            elif phase is not None or job.state != "QUEUED":
+            elif phase is not None or job._state != "QUEUED":
                 self._line.clear()
             return
         if time.monotonic() - self._began < _LINE_AFTER_SECONDS:
@@ -259,7 +271,7 @@ class CellRun:
         self._line.show(waiting_text(waiting))
 
     def _press(self, pressed_at: float, job: Job) -> None:
-        action = self._presses.press(pressed_at, job.state == "RUNNING")
+        action = self._presses.press(pressed_at, job._state == "RUNNING")
         if action is Action.IGNORE:
             return
         if action is Action.LEAVE:
@@ -287,13 +299,11 @@ class CellRun:
     # -- after ------------------------------------------------------------------------------------
 
     def _end(self, job: Job, output: ShellOutput, captured: Capture) -> None:
-        if job.state != "SUCCEEDED":
+        if job._state != "SUCCEEDED":
             raise self._error(job, output) from None
-        self._bind(job, output)
         for name in captured.bound:
             self._state.remote_names[name] = self._place.label
-        for name in self._options.pull:
-            self._state.remote_names.pop(name, None)
+        self._bind(job, output)
         notes = []
         if captured.changed_only_there:
             names = captured.changed_only_there
@@ -339,7 +349,7 @@ class CellRun:
                     notes.append(f"{name} did not come back: {result['error']}")
                 continue
             try:
-                value = job.load(result)
+                value = job._load(result)
             except Exception as error:  # noqa: BLE001 - rebuilding a value runs user code
                 notes.append(f"{name} did not come back: {type(error).__name__}: {error}")
                 continue
@@ -349,10 +359,15 @@ class CellRun:
                     self._shell.displayhook.fill_exec_result(value)
             else:
                 values[name] = value
-        self._namespace.update(values)
+        self._bind_values(values)
         for text in notes:
             self._line.nothing_else_shown = False
             output.note(text, "warning")
+
+    def _bind_values(self, values: dict[str, Any]) -> None:
+        self._namespace.update(values)
+        for name in values:
+            self._state.remote_names.pop(name, None)
 
 
 def waiting_text(waiting: dict[str, Any]) -> str:

@@ -55,7 +55,12 @@ def _status(magics: FirepoolMagics, rest: str) -> None:
     _no_arguments("status", rest)
     session = magics.session
     session.open()
-    print(reports.status(session, magics.state.last_view, magics.switch.is_on))
+    client = session.client
+    mine = [each for each in client.sessions() if each["lease_tag"] == session.tag]
+    broker = client.check_broker()["broker"]
+    print(reports.status(broker, mine, client.pods(), magics.state.last_view))
+    if magics.switch.is_on:
+        print("mode     unmarked cells run on a pod; %firepool off ends that")
 
 
 def _pools(magics: FirepoolMagics, rest: str) -> None:
@@ -80,17 +85,18 @@ def _logs(magics: FirepoolMagics, rest: str) -> None:
 def _result(magics: FirepoolMagics, rest: str) -> None:
     job = _job(magics, "result", rest)
     output = ShellOutput(magics.shell, job.id)
-    job.replay(output, follow=True)
-    if job.state not in ENDED:
+    output.hidden_topics = frozenset({"pool"})
+    job._replay(output, follow=True)
+    if job._state not in ENDED:
         return
-    if job.state != "SUCCEEDED":
+    if job._state != "SUCCEEDED":
         error = job_error(job.view, output.raised)
         raise error from None
     names = []
     for result in job.view.get("results") or []:
         if result.get("error") or result["name"] in ("_", "return"):
             continue
-        magics.namespace[result["name"]] = job.load(result)
+        magics.namespace[result["name"]] = job._load(result)
         names.append(result["name"])
     if names:
         output.note(f"bound: {', '.join(names)}")
@@ -106,7 +112,7 @@ def _cancel(magics: FirepoolMagics, rest: str) -> None:
             f"%firepool cancel: {job.id} belongs to session {job.view.get('lease_tag')}; "
             f"add -f to cancel it"
         )
-    if job.state in ENDED:
+    if job._state in ENDED:
         print(f"{job.id} has ended: {job.summary()}")
         return
     job.cancel()

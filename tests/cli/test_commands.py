@@ -118,7 +118,7 @@ def test_an_interrupt_ends_the_job(running: embedded.Connection) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run"], "give either a script or command, or -c CODE"),
+        (["run"], "give either a script or command, or -c CODE, or -m MODULE"),
         (["run", "nowhere.py"], "nowhere.py is no file"),
         (["run", "--timeout", "soon", "-c", "1"], "not a duration"),
         (["run", "--env", "FP_NO_SUCH_VARIABLE", "-c", "1"], "no such variable"),

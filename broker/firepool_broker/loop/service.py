@@ -377,7 +377,8 @@ class Service:
         hint = f"; others: {', '.join(others)}" if others else ""
         text = f"on {row.sku} ({shape.cpu:g} cores, {shape.memory_gib:g} GiB), the default{hint}"
         await self._jobs.say(
-            row.id, {"type": "note", "t": row.submitted_at, "level": "info", "text": text}
+            row.id,
+            {"type": "note", "t": row.submitted_at, "level": "info", "topic": "pool", "text": text},
         )
 
     async def _own(self, identity: Identity, job_id: str) -> tuple[JobRow, LiveJob | None]:
