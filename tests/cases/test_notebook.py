@@ -191,15 +191,13 @@ def test_a_front_ends_restart_interrupts_and_ends(
     until(lambda: lines(firepool_home).count("\n") >= 2)
     with broker() as api:
         (job,) = in_state(api, "RUNNING")()
-        began = time.monotonic()
-        threading.Thread(target=kernel.restart, daemon=True).start()
+        began = time.time()
+        kernel.restart()
         _, ended = api.wait(job["id"])
-        assert time.monotonic() - began < 5
+        assert ended["times"]["ended"] - began < 5
         assert ended["state"] == "CANCELLED"
         assert ended["error"]["class"] in ("Interrupted", "SessionClosed")
         before = lines(firepool_home)
-        until(lambda: kernel.manager.is_alive())
-        kernel.client.wait_for_ready(timeout=60)
         kernel.load()
         assert kernel.remote("print('next')").stdout == "next\n"
         newest = api.get("/v1/jobs?limit=1")["jobs"][0]
