@@ -71,6 +71,7 @@ class Pod:
         self._config = config
         self.isolation = isolation
         self._view = view
+        self._told_private: set[tuple[str, str]] = set()
         directory = Path(config["directory"])
         listen = config.get("listen", {}).get("unix")
         kept = {os.path.basename(listen)} if listen else set()
@@ -324,6 +325,9 @@ class Pod:
         wanted += _sockets(variables, self._view)
         covered = self._view.show([str(path) for path in wanted if path])
         for path in covered:
+            if (spec["session_dir"], path) in self._told_private:
+                continue  # each session hears it once
+            self._told_private.add((spec["session_dir"], path))
             attempt.say(
                 "warning",
                 f"{path} is private in a pod: files of the machine's own {path} are not seen "
@@ -341,8 +345,8 @@ class Pod:
             count = f"{len(killed)} background process" + ("es" if len(killed) > 1 else "")
             attempt.say(
                 "warning",
-                f"ended {count}: {names} (a job's processes end with it; to keep one, let the cell "
-                "wait for it, or run it in a live session)",
+                f"ended {count}: {names} (a job's processes end with it; to keep one running, let "
+                "the cell wait for it, in a cell with -a if it takes long)",
             )
 
     async def _reset(

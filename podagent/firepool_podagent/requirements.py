@@ -212,6 +212,7 @@ class Installation:
 
     def _explain(self, output: str) -> str:
         lines = [line.rstrip() for line in self.masked(output).splitlines() if line.strip()]
+        lines = [line for line in lines if "stand-in" not in line]  # our own folder says nothing
         shown = "\n".join(lines[-_SHOWN_LINES:]) or f"{self._tool.name} said nothing"
         return f"{self._tool.name} could not install the requirements:\n{shown}"
 
@@ -256,6 +257,8 @@ class Installation:
         env.update(self._tool.variables(env, self._environment))
         env["PYTHONDONTWRITEBYTECODE"] = "1"
         env["GIT_TERMINAL_PROMPT"] = "0"
+        # cache and overlay are often on two disks, and a warning about it helps nobody
+        env["UV_LINK_MODE"] = "copy"
         return env
 
     def _make_stand_in(self) -> None:

@@ -34,6 +34,13 @@ def test_the_defaults_are_the_embedded_ones() -> None:
     assert policies.session_ttl_seconds == 30.0
 
 
+def test_the_only_pool_is_the_default() -> None:
+    one = config.BrokerConfig(pools={"mine": config.PoolConfig()})
+    assert one.policies(2, 4, {}).default == "mine"
+    two = config.BrokerConfig(pools={"a": config.PoolConfig(), "b": config.PoolConfig()})
+    assert two.policies(2, 4, {}).default is None
+
+
 def test_a_pool_has_every_knob_of_the_policy_with_its_default() -> None:
     knobs = {field.name for field in fields(PoolPolicy)} - {"name"}
     assert set(PoolConfig.__struct_fields__) == knobs | {"preload"}

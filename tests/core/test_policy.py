@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from firepool_broker.core.errors import PolicyError, ShapeImpossible, UnknownSku
+from firepool_broker.core.errors import NoGpuPool, PolicyError, ShapeImpossible, UnknownSku
 from firepool_broker.core.policy import PoolPolicies, PoolPolicy, Shape, embedded_policies
 
 REFUSED = [
@@ -137,6 +137,29 @@ def test_impossible_shapes(request_: dict[str, Any]) -> None:
     with pytest.raises(ShapeImpossible) as refusal:
         CATALOG.resolve(**request_)
     assert refusal.value.field == "shape"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{"sku": "gpu"}, {"sku": None, "gpu": 1}, {"sku": None, "gpu": 2, "gpu_model": "h200"}],
+)
+def test_a_machine_without_gpus_says_so(request_: dict[str, Any]) -> None:
+    with pytest.raises(NoGpuPool, match=r"^this machine has no GPU pool; pools: cpu-small, cpu$"):
+        embedded_policies(8, 23.54018).resolve(**request_)
+
+
+def test_a_refused_shape_says_what_was_asked_for_and_no_more() -> None:
+    with pytest.raises(ShapeImpossible) as refusal:
+        embedded_policies(8, 23.54018).resolve(None, memory_gib=99.96)
+    assert str(refusal.value) == (
+        "no pool fits 100 GiB (pools: cpu-small: 2 cores, 4 GiB; cpu: 8 cores, 23.5 GiB)"
+    )
+
+
+def test_several_pools_without_a_default_are_listed() -> None:
+    policies = PoolPolicies((PoolPolicy("a"), PoolPolicy("b")))
+    with pytest.raises(UnknownSku, match=r"no pool was named and none is the default.*: a, b"):
+        policies.resolve(None)
 
 
 def test_unknown_pools_name_the_nearest() -> None:

@@ -59,10 +59,24 @@ class UnknownSku(SubmitRefused):
     error_class: ClassVar[str] = "UnknownSku"
 
     def __init__(self, sku: str, known: Sequence[str], nearest: str | None = None) -> None:
-        hint = f"; did you mean {nearest!r}?" if nearest else ""
         listed = ", ".join(known) or "none are configured"
-        super().__init__(f"no pool is called {sku!r}{hint} (pools: {listed})", field="sku")
+        if sku:
+            hint = f"; did you mean {nearest!r}?" if nearest else ""
+            message = f"no pool is called {sku!r}{hint} (pools: {listed})"
+        else:
+            message = f"no pool was named and none is the default; name one (pools: {listed})"
+        super().__init__(message, field="sku")
         self.nearest = nearest
+
+
+class NoGpuPool(SubmitRefused):
+    """The request asks for a GPU and no pool has one."""
+
+    error_class: ClassVar[str] = "ShapeImpossible"
+
+    def __init__(self, known: Sequence[str], field: str) -> None:
+        listed = ", ".join(known) or "none"
+        super().__init__(f"this machine has no GPU pool; pools: {listed}", field=field)
 
 
 class ShapeImpossible(SubmitRefused):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal
 
-from firepool_broker.core.errors import PolicyError, ShapeImpossible, UnknownSku
+from firepool_broker.core.errors import NoGpuPool, PolicyError, ShapeImpossible, UnknownSku
 
 TagPolicy = Literal["retire", "hint"]
 EMBEDDED_CEILING: Final = 8
@@ -281,8 +281,14 @@ class PoolPolicies:
             if pool.name == name:
                 return pool
         names = [pool.name for pool in self.pools]
+        if name.lower().startswith("gpu") and not self._has_gpus:
+            raise NoGpuPool(names, "sku")
         nearest = difflib.get_close_matches(name, names, n=1)
         raise UnknownSku(name, names, nearest[0] if nearest else None)
+
+    @property
+    def _has_gpus(self) -> bool:
+        return any(pool.shape.gpu for pool in self.pools)
 
     def resolve(
         self,
@@ -307,6 +313,8 @@ class PoolPolicies:
             No such pool, or none named and no default configured.
         ShapeImpossible
             No pool (or not the one named) is large enough.
+        NoGpuPool
+            A GPU is asked for and no pool has one.
         """
         shaped = bool(gpu or cpu or memory_gib or gpu_model)
         if sku is not None:
@@ -330,6 +338,8 @@ class PoolPolicies:
             and (gpu > 0 or gpu_model is not None or pool.shape.gpu == 0)
             and (gpu_model is None or pool.shape.gpu_model == gpu_model)
         ]
+        if (gpu or gpu_model) and not self._has_gpus:
+            raise NoGpuPool([pool.name for pool in self.pools], "shape")
         if not fitting:
             offered = "; ".join(f"{pool.name}: {_describe(pool.shape)}" for pool in self.pools)
             wanted = _describe(Shape(math.ceil(gpu), cpu, memory_gib, gpu_model))
@@ -393,9 +403,13 @@ def embedded_policies(
 
 
 def _describe(shape: Shape) -> str:
-    parts = [f"{shape.cpu:g} cores", f"{shape.memory_gib:g} GiB"]
+    parts = []
     if shape.gpu:
-        parts.insert(0, f"{shape.gpu} × {shape.gpu_model or 'GPU'}")
+        parts.append(f"{shape.gpu} × {shape.gpu_model or 'GPU'}")
+    if shape.cpu:
+        parts.append(f"{shape.cpu:g} cores")
+    if shape.memory_gib:
+        parts.append(f"{shape.memory_gib:.3g} GiB")
     return ", ".join(parts)
 
 

@@ -333,6 +333,11 @@ class Service:
 
     def _resolve(self, request: types.JobRequest) -> str:
         model, _, count = ((request.shape and request.shape.gpu) or "").partition(":")
+        if model.isdigit() and any(pool.shape.gpu for pool in self._machine.policies.pools):
+            raise Invalid(
+                f"{model!r} is no kind of GPU; write KIND or KIND:N, as in h200:{model}",
+                field="shape.gpu",
+            )
         try:
             return self._machine.policies.resolve(
                 request.sku,
@@ -375,7 +380,7 @@ class Service:
         shape = self._machine.policies.get(row.sku or "").shape
         others = [pool.name for pool in self._machine.policies.pools if pool.name != row.sku]
         hint = f"; others: {', '.join(others)}" if others else ""
-        text = f"on {row.sku} ({shape.cpu:g} cores, {shape.memory_gib:g} GiB), the default{hint}"
+        text = f"on {row.sku} ({shape.cpu:g} cores, {shape.memory_gib:.3g} GiB), the default{hint}"
         await self._jobs.say(
             row.id,
             {"type": "note", "t": row.submitted_at, "level": "info", "topic": "pool", "text": text},

@@ -89,15 +89,29 @@ class Hook(DisplayHook):
 
 
 class Formatter(DisplayFormatter):
-    """Remembers the figures that were shown, so that none is shown again at the cell's end."""
+    """Shows figures as pictures, and remembers them so that none is shown again at the end."""
 
     def format(self, obj: Any, include: Any = None, exclude: Any = None) -> Any:
         """Return an object's representations."""
-        formatted = super().format(obj, include=include, exclude=exclude)
         module = sys.modules.get("matplotlib.figure")
-        if module is not None and isinstance(obj, module.Figure):
-            self.parent.shown_figures.append(obj)
+        if module is None or not isinstance(obj, module.Figure):
+            return super().format(obj, include=include, exclude=exclude)
+        self._draw_figures(module.Figure)
+        formatted = super().format(obj, include=include, exclude=exclude)
+        self.parent.shown_figures.append(obj)
         return formatted
+
+    def _draw_figures(self, figure: type) -> None:
+        """Do what importing pyplot does; a figure that came from the notebook needs no pyplot."""
+        try:
+            if any(figure in each.type_printers for each in self.formatters.values()):
+                return
+            from IPython.core.pylabtools import select_figure_formats
+            from matplotlib_inline.config import InlineBackend
+        except ImportError:  # no inline backend in this environment: its text, as before
+            return
+        backend = InlineBackend.instance(parent=self.parent)
+        select_figure_formats(self.parent, backend.figure_formats, **backend.print_figure_kwargs)
 
 
 def jsonable(value: Any) -> Any:

@@ -7,7 +7,7 @@ import pickle
 import sys
 from typing import Any
 
-from firepool_podagent.interpreter import pickling
+from firepool_podagent.interpreter import pickling, sessionpip
 
 INTERRUPTED_EXIT = 130
 _PICKLE_LIMIT_BYTES = 1 << 20
@@ -41,6 +41,8 @@ def class_of(error: BaseException) -> str:
         return "Interrupted"
     if isinstance(error, MemoryError) or _is_cuda_oom(error):
         return "OOM"
+    if isinstance(error, sessionpip.RequirementsFailed):
+        return "RequirementsFailed"
     return "NonZeroExit"
 
 
@@ -53,6 +55,9 @@ def _is_cuda_oom(error: BaseException) -> bool:
 def describe(error: BaseException, lines: list[str] | None) -> dict[str, Any]:
     """Return the ``error`` of an end frame."""
     name, text = type(error).__name__, text_of(error)
+    if isinstance(error, sessionpip.RequirementsFailed):  # as when they came with the cell
+        told = {"ename": None, "evalue": None, "traceback": None}
+        return {"class": name, "message": text, **told}
     return {
         "class": class_of(error),
         "message": f"{name}: {text}" if text else name,

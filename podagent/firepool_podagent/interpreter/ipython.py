@@ -99,6 +99,14 @@ class _Shell(InteractiveShell):
         for name in ("exit", "quit"):
             self.user_ns[name] = _Exit()
 
+    def enable_matplotlib(self, gui: str | None = None) -> Any:
+        if gui not in (None, "inline", "auto", "agg"):
+            raise UsageError(
+                f"%matplotlib {gui} needs a kernel or a screen, which a remote cell has not; "
+                "plots are shown inline without it"
+            )
+        return super().enable_matplotlib(gui)
+
     def ask_exit(self) -> None:
         raise SystemExit
 
@@ -201,6 +209,8 @@ class _Shell(InteractiveShell):
             return [f"SystemExit: {error}"]
         if isinstance(error, UsageError):
             return [f"UsageError: {error}"]
+        if isinstance(error, sessionpip.RequirementsFailed):
+            return [f"RequirementsFailed: {error}"]
         try:
             if isinstance(error, SyntaxError):
                 inside = traceback.extract_tb(_user_frames(error))
@@ -226,6 +236,8 @@ class _Shell(InteractiveShell):
         """Install into the session's overlay."""
         try:
             sessionpip.run(line, self.tell)
+        except sessionpip.RequirementsFailed:
+            raise
         except sessionpip.PipError as error:
             raise UsageError(str(error)) from None
 
@@ -281,6 +293,7 @@ class IPythonShell:
         self._shell.autoawait = True
         # A job ends by its own order of things; the shell has nothing on disk to tidy.
         atexit.unregister(self._shell.atexit_operations)
+        self._forget_warm_up()
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -294,7 +307,7 @@ class IPythonShell:
             self.run_cell(code, "<warm-up>", 0, _nothing)
         # The pieces of a value's display, without showing one.
         self._shell.displayhook.compute_format_data(0)
-        plain.forget_warm_up(self.namespace)
+        self._forget_warm_up()
         self._shell.last_error = None
         self._shell.last_execution_result = None
         for name in ("last_type", "last_value", "last_traceback"):
@@ -303,8 +316,14 @@ class IPythonShell:
     def touch(self) -> None:
         """Run an empty cell: the pages that every cell touches are this process's own then."""
         self.run_cell("pass", "<warm-up>", 0, _nothing)
-        plain.forget_warm_up(self.namespace)
+        self._forget_warm_up()
         self._shell.last_execution_result = None
+
+    def _forget_warm_up(self) -> None:
+        plain.forget_warm_up(self.namespace)
+        # a cell has no cells before it: a history that is there and empty would be misread
+        for name in ("In", "Out", "_", "__", "___", "_i", "_ii", "_iii"):
+            self.namespace.pop(name, None)
 
     def connect(self, outlet: Outlet) -> None:
         """Send displays to ``outlet``."""

@@ -53,8 +53,15 @@ class InputUnavailableError(RuntimeError):
 
 def _refuse_input(*_args: object, **_kwargs: object) -> NoReturn:
     raise InputUnavailableError(
-        "a remote cell has no keyboard: input() and debuggers work in a live session"
-        " (%%firepool --live); a value can be sent in with -i NAME"
+        "a remote cell has no keyboard: ask with input() in the notebook, and send the answer in"
+        " with -i NAME"
+    )
+
+
+def _refuse_breakpoint(*_args: object, **_kwargs: object) -> NoReturn:
+    raise InputUnavailableError(
+        "a remote cell has no keyboard for a debugger: run the cell without %%firepool to step"
+        " through it, or print what you look for"
     )
 
 
@@ -132,7 +139,7 @@ class Job:
         builtins.input = _refuse_input
         builtins.print = print_whole
         getpass.getpass = _refuse_input
-        sys.breakpointhook = _refuse_input
+        sys.breakpointhook = _refuse_breakpoint
         faulthandler.enable()
         pickling.prepare()  # not to be counted among the job's own imports
         shell.connect(self._outlet)

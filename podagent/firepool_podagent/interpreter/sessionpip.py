@@ -28,7 +28,11 @@ _OPTIONS = {"-q", "--quiet", "-U", "--upgrade", "--progress-bar=off", "--no-inpu
 
 
 class PipError(Exception):
-    """A ``%pip`` line asks for something that cannot be done here, or the installation failed."""
+    """A ``%pip`` line asks for something that cannot be done here."""
+
+
+class RequirementsFailed(PipError):
+    """The resolver or an installation failed; ends the job as failing requirements do."""
 
 
 def session_overlay(spec: dict[str, Any]) -> str:
@@ -50,7 +54,9 @@ def run(line: str, tell: Callable[[str], None]) -> None:
     Raises
     ------
     PipError
-        Says what is wrong, or what the resolver said.
+        Says what is wrong.
+    RequirementsFailed
+        Says what the resolver said.
     """
     words = shlex.split(line)
     command = next((word for word in words if not word.startswith("-")), "help")
@@ -103,7 +109,7 @@ def _install(arguments: list[str], tell: Callable[[str], None]) -> None:
         finally:
             installation.abandon()
     except requirements.RequirementsFailedError as error:
-        raise PipError(str(error)) from None
+        raise RequirementsFailed(str(error)) from None
     folder = installation.overlay.path
     surroundings.add_overlay(str(folder))
     if not installation.installed:
@@ -170,5 +176,7 @@ def _run(command: Any, masked: Callable[[str], str]) -> tuple[int, str]:
         process.wait()
         raise
     if process.returncode == 0 and "--target" in command.argv:
-        sys.stdout.write(masked(output))
+        for line in masked(output).splitlines():  # what was installed is told in one line
+            if line.lower().startswith("warning"):
+                print(line)
     return process.returncode, output

@@ -468,6 +468,8 @@ def test_a_notebook_in_the_temporary_folder_itself_is_told(private: Agent) -> No
     done = private.run("import os; print(os.getcwd())", cwd="/tmp")
     assert done.text() == "/tmp\n"
     assert any("/tmp is private in a pod" in note for note in done.notes)
+    again = private.run("1", cwd="/tmp")
+    assert not any("private in a pod" in note for note in again.notes)
 
 
 def test_mounts_of_a_job_are_undone(private: Agent) -> None:

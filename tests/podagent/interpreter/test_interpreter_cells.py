@@ -71,6 +71,36 @@ def test_clear_output_stands_between_what_it_clears_and_what_follows(template: A
     assert done.of("clear_output")[0]["wait"] is True
 
 
+@pytest.mark.parametrize("last", ["figure", "display(figure)"])
+def test_a_figure_that_never_saw_pyplot_is_an_image(template: Any, last: str) -> None:
+    done = template.run(
+        "import sys\nfrom matplotlib.figure import Figure\n"
+        "figure = Figure()\nfigure.subplots().plot([1, 2])\n"
+        f"assert 'matplotlib.pyplot' not in sys.modules\n{last}"
+    )
+    shown = [*done.of("execute_result"), *done.of("display_data")]
+    assert [sorted(each["data"]) for each in shown] == [["image/png", "text/plain"]]
+
+
+def test_a_cell_has_no_history(template: Any) -> None:
+    done = template.run("print([n for n in ('In', 'Out', '_', '__', '_i') if n in globals()])\n1")
+    assert done.text("stdout") == "[]\n"
+
+
+@pytest.mark.parametrize("backend", ["widget", "qt", "notebook"])
+def test_other_plot_backends_are_refused_in_one_sentence(template: Any, backend: str) -> None:
+    done = template.run(f"%matplotlib {backend}")
+    assert f"%matplotlib {backend} needs a kernel" in done.error["message"]
+    assert len(done.error["traceback"]) == 1
+
+
+@pytest.mark.parametrize("code", ["input()", "breakpoint()", "import getpass; getpass.getpass()"])
+def test_what_needs_a_keyboard_names_a_way_that_exists(template: Any, code: str) -> None:
+    message = template.run(code).error["message"]
+    assert "no keyboard" in message
+    assert "live" not in message
+
+
 @pytest.mark.parametrize(
     "ending",
     [

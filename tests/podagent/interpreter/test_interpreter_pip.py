@@ -144,6 +144,8 @@ def test_another_version_of_what_was_imported(run: Callable[..., Any], tmp_path:
 
 def test_what_pip_cannot_do_here_is_said(run: Callable[..., Any]) -> None:
     failed = run("%pip install nosuchthing==9")
+    assert failed.error["class"] == "RequirementsFailed"
+    assert "stand-in" not in failed.error["message"]
     assert "nosuchthing" in failed.error["message"]
     assert failed.exit_code == 1
     assert "change the environment" in run("%pip uninstall fpbaked").error["message"]
