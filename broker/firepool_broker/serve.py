@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import fcntl
 import json
 import logging
@@ -69,7 +70,12 @@ def run(config: BrokerConfig, ready_fd: int | None = None) -> int:
     sys.setswitchinterval(0.001)
     paths = embedded.home()
     with open(os.path.join(paths.state_dir, "broker.lock"), "a") as lock:
-        _wait_for_predecessor(lock)
+        sibling = _wait_for_predecessor(lock, paths)
+        if sibling is not None:
+            log.info("broker %s serves already, pid %d", sibling.version, sibling.pid)
+            if ready_fd is not None:
+                _tell_ready(ready_fd, sibling)
+            return 0
         return asyncio.run(_serve(config, paths, ready_fd))
 
 
@@ -81,21 +87,35 @@ async def _serve(config: BrokerConfig, paths: embedded.Paths, ready_fd: int | No
     connection = await broker.start()
     log.info("broker %s is ready, pid %d", connection.version, connection.pid)
     if ready_fd is not None:
-        with os.fdopen(ready_fd, "w") as ready:
-            ready.write(json.dumps(connection._asdict()) + "\n")
+        _tell_ready(ready_fd, connection)
     await broker.run()
     return 3 if broker.deposed else 0
 
 
-def _wait_for_predecessor(lock: IO[str]) -> None:
-    """Hold the lock that says "this user's broker": the last one may still be ending."""
+def _tell_ready(ready_fd: int, connection: embedded.Connection) -> None:
+    line = json.dumps(connection._asdict()) + "\n"
+    # who started this broker may be gone by now; whoever needs it next finds it all the same
+    with contextlib.suppress(BrokenPipeError):
+        os.write(ready_fd, line.encode())
+    os.close(ready_fd)
+
+
+def _wait_for_predecessor(lock: IO[str], paths: embedded.Paths) -> embedded.Connection | None:
+    """Hold the lock that says "this user's broker": the last one may still be ending.
+
+    The one that holds it may also be starting, when whoever started it died over it. Then it is
+    the broker, and its connection is returned; one that ends is not to be found any more.
+    """
     deadline = time.monotonic() + _PREDECESSOR_SECONDS
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return None
         except BlockingIOError:
             pass
+        sibling = embedded.find(paths)
+        if sibling is not None and sibling.wire == embedded.WIRE_VERSION:
+            return sibling
         if time.monotonic() > deadline:
             raise embedded.EmbeddedError(
                 f"another broker of yours holds {lock.name}; `firepool stop` ends it"

@@ -100,6 +100,7 @@ class Kernel:
         person: bool = True,
         python: str = sys.executable,
         env: dict[str, str] | None = None,
+        wait: bool = True,
     ) -> None:
         self.person = person
         self.manager = KernelManager(kernel_name="python3")
@@ -108,7 +109,8 @@ class Kernel:
         self.manager.start_kernel(cwd=str(folder), env=environment)
         self.client = self.manager.blocking_client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        if wait:
+            self.client.wait_for_ready(timeout=60)
         self.ended = False
 
     def load(self) -> Kernel:
