@@ -1,21 +1,27 @@
-"""Write the references that are made from the code: the API's description and the configuration.
+"""Write the references that are made from the code: API, configuration, magics, command line.
 
-Run ``python docs/generate_reference.py`` after a change of the API's types, its routes or the
-configuration; a test fails while a file is out of date.
+Run ``python docs/generate_reference.py`` after a change of the API's types, its routes, the
+configuration or an option; a test fails while a file is out of date.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import click
 from firepool_broker import config
 from firepool_broker.api import errors
 from firepool_broker.api.openapi import document
 from firepool_broker.docstrings import field_texts
 from msgspec import NODEFAULT, Struct, structs
+
+from firepool_nb.cli import firepool
+from firepool_nb.magics import options as magic_options
+from firepool_nb.magics.lines import described as magic_lines
 
 REFERENCE = Path(__file__).parent / "reference"
 
@@ -59,12 +65,36 @@ three have no `id`. Everything else is a message of the job: its event is the me
 | `clear_output` | `wait` |
 | `error` | `ename`, `evalue`, `traceback`, `exception` |
 | `result` | as Result |
-| `note` | `level` (`info` or `warning`), `text`: a line that a person would want to know; `topic`? is \
-`pool` for the line about the default pool |
+| `note` | `level` (`info` or `warning`), `text`: for people; `topic`? is `pool` in the line about \
+the default pool |
 | `status` | `phase`: `installing`, `started` or `resetting` |
 | `divider` | `text`: what follows comes from another attempt |
 
 A message of type `status` has an `id`; the event `status` about the job's state has none.
+"""
+
+
+_MAGICS_INTRODUCTION = """\
+# The magics
+
+Made from `firepool_nb/magics/` by `python docs/generate_reference.py`; not to be edited.
+`%%firepool --help`, `%firepool help` and `%%firepool?` show the same.
+"""
+
+_CELL_TEXT = """\
+Runs the code below on a warm pod. Names that the code reads travel with it; the value of the last
+expression is the cell's. `In`, `Out`, `_` and other history of the notebook stay there (`-i _`
+sends a value).
+"""
+
+_COMMANDS_INTRODUCTION = """\
+# The command line
+
+Made from `firepool_nb/cli/` by `python docs/generate_reference.py`; not to be edited.
+
+Every command explains itself with `--help`; most take `--json`. The exit status is 0 when all is
+well, 1 when something failed, 2 for wrong use (a pool or job that does not exist included) and 130
+after Ctrl-C; `firepool run` ends with the status of its job.
 """
 
 
@@ -74,7 +104,49 @@ def references() -> dict[Path, str]:
         REFERENCE / "openapi.json": json.dumps(document(), indent=1, ensure_ascii=False) + "\n",
         REFERENCE / "api.md": _api(document()),
         REFERENCE / "configuration.md": _configuration(),
+        REFERENCE / "magics.md": _magics(),
+        REFERENCE / "cli.md": _commands(),
     }
+
+
+def _magics() -> str:
+    """Return the reference of both magics, from what their help is made of."""
+    options = magic_options.described()
+    lines = [_MAGICS_INTRODUCTION, "## `%%firepool [OPTIONS]`", "", _CELL_TEXT]
+    lines += _rows("option", [(each.usage, each.text) for each in options if each.available])
+    lines += ["These are known and refused with `NotAvailable` by the pods of this version:", ""]
+    lines += _rows("option", [(each.usage, each.text) for each in options if not each.available])
+    lines += ["## `%firepool COMMAND`", ""]
+    lines += _rows("command", [(f"%firepool {usage}", text) for usage, text in magic_lines()])
+    return "\n".join(lines)
+
+
+def _commands() -> str:
+    """Return the reference of the command line, from its own help."""
+    lines = [_COMMANDS_INTRODUCTION]
+    for name, command in sorted(firepool.commands.items()):
+        context = click.Context(command, info_name=f"firepool {name}")
+        usage = " ".join(command.collect_usage_pieces(context))
+        lines += [f"## `firepool {name}`", "", f"`firepool {name} {usage}`", ""]
+        lines += [inspect.cleandoc(command.help or ""), ""]
+        records = [
+            record
+            for parameter in command.get_params(context)
+            if isinstance(parameter, click.Option)
+            and parameter.name != "help"
+            and (record := parameter.get_help_record(context)) is not None
+        ]
+        if records:
+            lines += _rows("option", records)
+    return "\n".join(lines)
+
+
+def _rows(title: str, rows: list[tuple[str, str]]) -> list[str]:
+    lines = [f"| {title} | what it does |", "|---|---|"]
+    for left, right in rows:
+        escaped = left.replace("|", "\\|")
+        lines.append(f"| `{escaped}` | {right} |")
+    return [*lines, ""]
 
 
 def _api(described: dict[str, Any]) -> str:

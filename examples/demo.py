@@ -15,6 +15,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import firepool_nb
@@ -30,10 +31,11 @@ def shown(outputs: list[Any]) -> str:
             lines += output.text.rstrip().splitlines()
         elif output.output_type == "error":
             lines.append(f"{output.ename}: {output.evalue}")
-        elif "image/png" in output.data:
+        elif any(kind.startswith("image/") for kind in output.data):
             lines.append("[a picture]")
         else:
             lines += output.data.get("text/plain", "").splitlines()
+    lines = [line for line in lines if line.strip()]  # a waiting line that went leaves an empty one
     return "\n".join(line if len(line) <= 60 else line[:59] + "…" for line in lines[:6])
 
 
@@ -83,8 +85,8 @@ def main() -> int:
             latencies = [latency for job in jobs if (latency := job.start_latency_seconds)]
             starts += latencies
             table.add_row(
-                title(cell.source),
-                shown(cell.outputs),
+                escape(title(cell.source)),  # brackets are the cell's own, not markup
+                escape(shown(cell.outputs)),
                 ", ".join(job.path or "?" for job in jobs) or "[dim]here[/dim]",
                 ", ".join(f"{1000 * latency:.1f} ms" for latency in latencies) or "",
                 f"{took_ms:.0f} ms",

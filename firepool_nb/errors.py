@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import builtins
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
@@ -23,9 +24,11 @@ __all__ = [
     "BrokerStartFailed",
     "BrokerUnreachable",
     "CaptureError",
+    "CodeExpected",
     "FirepoolError",
     "ImageRejected",
     "Interrupted",
+    "InvalidCode",
     "JobCancelled",
     "JobTimeout",
     "LaunchFailed",
@@ -146,6 +149,38 @@ def refused(status: int, body: Any) -> Refused:
 
 class CaptureError(FirepoolError):
     """A cell cannot be sent as it is; nothing was sent."""
+
+
+class InvalidCode(CaptureError):
+    """The cell is not valid Python; shown as IPython shows it, with the notebook's own lines.
+
+    What is raised is also the `SyntaxError` that Python found, under that name.
+    """
+
+    _lines: tuple[str, ...] = ()
+
+    def _render_traceback_(self) -> list[str]:
+        return list(self._lines) or super()._render_traceback_()
+
+
+def invalid_code(found: SyntaxError, lines: Sequence[str]) -> InvalidCode:
+    """Make the error for code that cannot be compiled.
+
+    Parameters
+    ----------
+    found
+        What Python says.
+    lines
+        How the shell shows it.
+    """
+    kind: Any = type(type(found).__name__, (InvalidCode, type(found)), {"__module__": __name__})
+    error: InvalidCode = kind(*found.args)
+    error._lines = tuple(lines)
+    return error
+
+
+class CodeExpected(CaptureError, TypeError):
+    """Something else was submitted where the text of a cell is expected."""
 
 
 class MissingName(CaptureError, NameError):

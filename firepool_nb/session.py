@@ -22,7 +22,7 @@ from typing import Any, Literal
 from . import calls, embedded, environment
 from .client import Client
 from .connection import Endpoint, locate
-from .errors import BrokerError, Refused
+from .errors import BrokerError, CodeExpected, Refused
 from .exchange import ConnectionLost, Response
 from .job import Job
 from .outputs import Output, TextOutput
@@ -276,9 +276,12 @@ class Session:
 
         Raises
         ------
+        CodeExpected
+            When ``code`` is not text.
         Refused
             When the broker says no.
         """
+        _check_code(code, "submit")
         fields.setdefault("attached", False)
         fields.setdefault("outputs", ["_"])
         fields.setdefault("parallel", False)
@@ -309,6 +312,7 @@ class Session:
         RemoteError
             When it fails: also an instance of what the code raised.
         """
+        _check_code(code, "run")
         fields.setdefault("attached", True)
         fields.setdefault("outputs", ["_"])
         request = self.request(kind="cell", code=code, inputs=_inputs(namespace), **fields)
@@ -371,6 +375,16 @@ class Session:
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
         return f"<Session {self.tag!r}, {state}>"
+
+
+def _check_code(code: object, method: str) -> None:
+    if isinstance(code, str):
+        return
+    name = getattr(code, "__name__", None) if callable(code) else None
+    text = f"{method}() takes the code of a cell as text, not a {type(code).__name__}"
+    if name is not None and name.isidentifier():
+        text += f'; to call {name}: {method}("{name}()", namespace={{"{name}": {name}}})'
+    raise CodeExpected(text)
 
 
 def _inputs(namespace: Mapping[str, Any] | None) -> list[dict[str, Any]]:

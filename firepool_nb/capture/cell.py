@@ -83,6 +83,8 @@ class Capture:
         Names that the cell binds.
     ends_with_value
         Whether the cell has a value: that of its last expression.
+    imported
+        Names that the cell binds by importing, with the statement that does.
     sources
         Source text of the functions that travel, by the name their tracebacks show.
     """
@@ -95,6 +97,7 @@ class Capture:
     changed_only_there: list[str] = field(default_factory=list)
     bound: set[str] = field(default_factory=set)
     ends_with_value: bool = False
+    imported: dict[str, str] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
     def inputs(self) -> list[dict[str, Any]]:
@@ -167,7 +170,7 @@ def capture(
     implicit
         Whether the names the cell reads travel by themselves.
     remote_names
-        Names that only earlier remote cells defined, with the cell that did.
+        Names that only earlier remote cells defined, with how, and what to do about it.
     limits
         How much may travel.
     project
@@ -235,6 +238,7 @@ class _Collector:
             found = CellNames()  # the pod's own message for it is the right one
         result.bound = found.bound
         result.ends_with_value = found.ends_with_value
+        result.imported = {n: s for n, s in found.imported.items() if n in found.bound}
         self._uses = found.reads
         for name in push:
             if name not in self._namespace:
@@ -268,13 +272,9 @@ class _Collector:
         return names
 
     def _missing(self, name: str, where: str, remote_names: Mapping[str, str]) -> MissingName:
-        cell = remote_names.get(name)
-        if cell is not None:
-            return MissingName(
-                f"{name!r} ({where}) was defined only in the pod, by {cell}: bring it back "
-                f"there with -o {name}, or use a live session",
-                name,
-            )
+        how = remote_names.get(name)
+        if how is not None:
+            return MissingName(f"{name!r} ({where}) {how}", name)
         return MissingName(f"name {name!r} is not defined ({where}); nothing was sent", name)
 
     def _where(self, use: Use) -> str:

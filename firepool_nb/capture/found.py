@@ -44,6 +44,8 @@ class CellNames:
         attribute) or the name of a method that changes its object by convention.
     imports
         Absolute names of modules that the cell imports, anywhere in it.
+    imported
+        Names that an import binds at the top level, with the statement that does.
     ends_with_value
         Whether the last statement is an expression, whose value is the cell's.
     dynamic
@@ -54,5 +56,6 @@ class CellNames:
     bound: set[str] = field(default_factory=set)
     changed: dict[str, set[str]] = field(default_factory=dict)
     imports: set[str] = field(default_factory=set)
+    imported: dict[str, str] = field(default_factory=dict)
     ends_with_value: bool = False
     dynamic: bool = False

@@ -373,7 +373,9 @@ class _Walker(ast.NodeVisitor):
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             self.found.imports.add(alias.name)
-            self._bind(alias.asname or alias.name.partition(".")[0], node.lineno)
+            name = alias.asname or alias.name.partition(".")[0]
+            self.found.imported[name] = ast.unparse(ast.Import([alias]))
+            self._bind(name, node.lineno)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         if node.module == "__future__":
@@ -386,7 +388,10 @@ class _Walker(ast.NodeVisitor):
                 continue
             if node.module and not node.level:
                 self.found.imports.add(f"{node.module}.{alias.name}")
-            self._bind(alias.asname or alias.name, node.lineno)
+            name = alias.asname or alias.name
+            statement = ast.ImportFrom(node.module, [alias], node.level)
+            self.found.imported[name] = ast.unparse(statement)
+            self._bind(name, node.lineno)
 
     def visit_TypeAlias(self, node: ast.AST) -> None:
         name = node.name  # type: ignore[attr-defined]  # new in Python 3.12

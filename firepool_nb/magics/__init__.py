@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from typing import Any
 
@@ -14,6 +15,7 @@ from traitlets import Unicode
 from ..errors import FirepoolError
 from ..job import Job
 from ..session import Session, current
+from . import help as help_module
 from . import options as options_module
 from .cell import CellRun, KernelState
 from .switch import Switch
@@ -52,7 +54,10 @@ class FirepoolMagics(Magics):
 
     @line_cell_magic
     def firepool(self, line: str, cell: str | None = None) -> Job | None:
-        """Run a cell on a warm pod, or ask and steer (``%firepool status``, ``jobs``, …)."""
+        """Run a cell on a warm pod, or ask and steer; ``?`` shows the options instead of this."""
+        if cell is not None and help_module.asks_for_help(line):
+            print(help_module.cell_help())
+            return None
         if cell is None:
             from .lines import run_line
 
@@ -64,7 +69,7 @@ class FirepoolMagics(Magics):
         return CellRun(self.shell, self.session, self.state, parsed, cell).run()
 
 
-_FIREPOOL_OPTIONS = options_module.usage()
+FirepoolMagics.firepool.__doc__ = help_module.docstring()
 
 
 def load(shell: Any) -> None:
@@ -73,6 +78,8 @@ def load(shell: Any) -> None:
         return
     magics = FirepoolMagics(shell)
     shell.register_magics(magics)
+    shell.input_transformers_cleanup.append(help_module.rewrite_bare_help)
+    _show_own_syntax_errors(shell)
     _say_goodbye_with_kernel(shell, magics)
     # the broker starts, the session registers and a pod prepares this interpreter while the
     # person still types
@@ -85,6 +92,8 @@ def unload(shell: Any) -> None:
     if magics is None:
         return
     magics.switch.off()
+    shell.input_transformers_cleanup.remove(help_module.rewrite_bare_help)
+    vars(shell).pop("showsyntaxerror", None)
     magics.session.end()
     shell.magics_manager.registry.pop(FirepoolMagics.__name__, None)
     for kind in ("line", "cell"):
@@ -101,6 +110,23 @@ def _warm_up(magics: FirepoolMagics) -> None:
 
     with contextlib.suppress(FirepoolError):  # the first cell tries again and says why
         magics.session.open()
+
+
+def _show_own_syntax_errors(shell: Any) -> None:
+    """Let syntax errors of ours render themselves.
+
+    IPython asks every exception how it wants to be shown, except syntax errors: of those it shows
+    the frames that raised them, which are this package's.
+    """
+    show = shell.showsyntaxerror
+
+    def showsyntaxerror(*args: Any, **kwargs: Any) -> Any:
+        error = sys.exc_info()[1]
+        if not isinstance(error, FirepoolError):
+            return show(*args, **kwargs)
+        return shell._showtraceback(type(error), error, error._render_traceback_())
+
+    shell.showsyntaxerror = showsyntaxerror
 
 
 def _say_goodbye_with_kernel(shell: Any, magics: FirepoolMagics) -> None:

@@ -18,10 +18,10 @@ from .. import calls
 from ..errors import BrokerError, Interrupted, RemoteError, job_error
 from ..job import ENDED, Job
 from ..outputs import ShellOutput
-from .hints import hint_for
+from .hints import hint_for, only_there
 from .interrupts import Action, InterruptListener, Presses
 from .options import CellOptions
-from .place import CellPlace, cell_labels, hidden_names
+from .place import CellPlace, cell_labels, first_line, hidden_names
 from .waiting import WaitingLine
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class KernelState:
     Attributes
     ----------
     remote_names
-        Names that only remote cells defined, with the cell that did.
+        Names that only remote cells defined, with how, and what to do about it.
     last_view
         The last job of a cell, for ``%firepool status``.
     told_pool
@@ -144,7 +144,9 @@ class CellRun:
     def _capture(self) -> Capture:
         from ..capture.cell import capture
         from ..capture.transfer import Spool
+        from .syntax import check_syntax
 
+        check_syntax(self._shell, self._source, self._place)
         options = self._options
         spool = None
         if options.push:
@@ -183,6 +185,7 @@ class CellRun:
             outputs=outputs,
             package=package.sha256 if package is not None else None,
             cell={"notebook": session._notebook, "cell_id": place.cell_id},
+            name=first_line(self._source),
             **self._options.fields,
         )
         if package is not None:
@@ -242,10 +245,12 @@ class CellRun:
                 self._started = self._started or job._state == "RUNNING"
                 self._explain(job, event.data)
             else:
-                self._state.told_pool |= event.data.get("topic") == "pool"
                 self._started = True
                 self._line.nothing_else_shown = False
                 output.message(event.type, event.data)
+                if event.data.get("topic") == "pool":
+                    self._state.told_pool = True
+                    output.hidden_topics = frozenset({"pool"})
 
     def _patience(self) -> float | None:
         """How long to wait before the line must be looked at: only while there is none yet."""
@@ -302,7 +307,8 @@ class CellRun:
         if job._state != "SUCCEEDED":
             raise self._error(job, output) from None
         for name in captured.bound:
-            self._state.remote_names[name] = self._place.label
+            statement = captured.imported.get(name)
+            self._state.remote_names[name] = only_there(name, self._place.label, statement)
         self._bind(job, output)
         notes = []
         if captured.changed_only_there:
@@ -346,12 +352,12 @@ class CellRun:
             name = result["name"]
             if result.get("error"):
                 if name != "_":
-                    notes.append(f"{name} did not come back: {result['error']}")
+                    notes.append(self._missed(name, result["error"]))
                 continue
             try:
                 value = job._load(result)
             except Exception as error:  # noqa: BLE001 - rebuilding a value runs user code
-                notes.append(f"{name} did not come back: {type(error).__name__}: {error}")
+                notes.append(self._missed(name, f"{type(error).__name__}: {error}"))
                 continue
             if name == "_":
                 if output.has_result:
@@ -363,6 +369,14 @@ class CellRun:
         for text in notes:
             self._line.nothing_else_shown = False
             output.note(text, "warning")
+
+    def _missed(self, name: str, reason: str) -> str:
+        stays = (
+            f"the value that {name} had in this notebook stays"
+            if name in self._namespace
+            else f"there is no {name} in this notebook"
+        )
+        return f"{name} did not come back ({reason}); {stays}"
 
     def _bind_values(self, values: dict[str, Any]) -> None:
         self._namespace.update(values)

@@ -7,10 +7,27 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["hint_for"]
+__all__ = ["hint_for", "only_there"]
 
 _NAME = re.compile(r"name '([^']+)' is not defined")
 _PATH = re.compile(r"No such file or directory: (['\"])(.+?)\1")
+
+
+def only_there(name: str, cell: str, statement: str | None) -> str:
+    """Say that a name exists in the pod only, and how the next cell gets it.
+
+    Parameters
+    ----------
+    name
+        The name.
+    cell
+        The cell that bound it.
+    statement
+        The import that did, if one did.
+    """
+    if statement is not None:
+        return f"was imported only in the pod, by {cell}: add `{statement}` to this cell"
+    return f"was defined only in the pod, by {cell}: bring it back there with -o {name}"
 
 
 def hint_for(
@@ -32,10 +49,7 @@ def hint_for(
                 f"be seen: send it with -i {name}"
             )
         if name in remote_names:
-            return (
-                f"{name} was defined only in the pod, by {remote_names[name]}: bring it back "
-                f"there with -o {name}"
-            )
+            return f"{name} {remote_names[name]}"
         return None
     if ename == "FileNotFoundError" and evalue:
         match = _PATH.search(evalue)

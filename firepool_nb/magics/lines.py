@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core.error import UsageError
 
@@ -17,7 +17,7 @@ from . import options
 if TYPE_CHECKING:
     from . import FirepoolMagics
 
-__all__ = ["run_line"]
+__all__ = ["described", "run_line"]
 
 _LATER = {
     "extend": "live sessions are",
@@ -39,6 +39,8 @@ def run_line(magics: FirepoolMagics, line: str) -> None:
     command, _, rest = line.strip().partition(" ")
     if not command:
         command = "status"
+    if command in ("-h", "--help"):
+        command = "help"
     if command in _LATER:
         raise UsageError(
             f"%firepool {command}: {_LATER[command]} not available with this broker yet"
@@ -48,7 +50,7 @@ def run_line(magics: FirepoolMagics, line: str) -> None:
         near = difflib.get_close_matches(command, [*_COMMANDS, *_LATER], n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(_COMMANDS)}"
         raise UsageError(f"%firepool: unknown command {command!r}{hint}")
-    handler(magics, rest.strip())
+    handler.run(magics, rest.strip())
 
 
 def _status(magics: FirepoolMagics, rest: str) -> None:
@@ -143,9 +145,21 @@ def _doctor(magics: FirepoolMagics, rest: str) -> None:
 
 
 def _on(magics: FirepoolMagics, rest: str) -> None:
-    options.parse(rest, magics.default_sku)  # wrong options are told now, not by the next cell
+    from .help import asks_for_help
+
+    if asks_for_help(rest):
+        _help(magics, "cell")
+        return
+    parsed = options.parse(rest, magics.default_sku)  # wrong ones are told now, not by a cell
+    document = magics.session.client.pools()
+    names = [pool["name"] for pool in document["pools"]]
+    sku = parsed.fields.get("sku")
+    if sku is not None and sku not in names:
+        raise UsageError(f"%firepool on: no pool is called {sku!r} (pools: {', '.join(names)})")
+    if sku is None and "shape" not in parsed.fields:
+        sku = document.get("default")
     magics.switch.on(rest)
-    print("unmarked cells run on a pod until %firepool off")
+    print(f"unmarked cells run on {sku or 'a pod'} until %firepool off")
 
 
 def _off(magics: FirepoolMagics, rest: str) -> None:
@@ -169,15 +183,39 @@ def _no_arguments(command: str, rest: str) -> None:
         raise UsageError(f"%firepool {command} takes no arguments")
 
 
-_COMMANDS: dict[str, Callable[[Any, str], None]] = {
-    "status": _status,
-    "pools": _pools,
-    "jobs": _jobs,
-    "logs": _logs,
-    "result": _result,
-    "cancel": _cancel,
-    "release": _release,
-    "doctor": _doctor,
-    "on": _on,
-    "off": _off,
+def _help(magics: FirepoolMagics, rest: str) -> None:
+    from . import help as help_module
+
+    if rest not in ("", "cell"):
+        raise UsageError("%firepool help [cell]")
+    print(help_module.cell_help() if rest else help_module.line_help())
+    if not rest:
+        print("\n%%firepool --help lists the options of cells.")
+
+
+class _Command(NamedTuple):
+    run: Callable[[Any, str], None]
+    usage: str
+    text: str
+
+
+_COMMANDS = {
+    "status": _Command(_status, "status", "show the broker, this session, its pod, the last cell"),
+    "pools": _Command(_pools, "pools", "list the pools and what is warm in them"),
+    "jobs": _Command(_jobs, "jobs [-a]", "list this session's jobs; with -a those of all sessions"),
+    "logs": _Command(_logs, "logs JOB", "show what a job printed so far"),
+    "result": _Command(_result, "result JOB", "wait for a job, show its output, bind its names"),
+    "cancel": _Command(_cancel, "cancel JOB [-f]", "end a job; -f for one of another session"),
+    "release": _Command(
+        _release, "release [SESSION] [-f]", "give the held pod back; -f for another session"
+    ),
+    "doctor": _Command(_doctor, "doctor", "examine what has to work, and say how to put it right"),
+    "on": _Command(_on, "on [OPTIONS]", "run unmarked cells on a pod, with options of %%firepool"),
+    "off": _Command(_off, "off", "run unmarked cells here again"),
+    "help": _Command(_help, "help [cell]", "show this; with cell the options of %%firepool"),
 }
+
+
+def described() -> list[tuple[str, str]]:
+    """List the commands of ``%firepool`` as they are written, with what they do."""
+    return [(command.usage, command.text) for command in _COMMANDS.values()]

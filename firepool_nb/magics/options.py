@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from IPython.core.error import UsageError
 from IPython.utils._process_common import arg_split
 
 from ..durations import seconds
 
-__all__ = ["CellOptions", "parse"]
+__all__ = ["CellOptions", "Described", "described", "parse"]
 
 
 @dataclass
@@ -65,40 +66,108 @@ def _names(text: str) -> list[str]:
 def _parser() -> _Parser:
     parser = _Parser(prog="%%firepool", add_help=False, allow_abbrev=False)
     add = parser.add_argument
-    add("--sku", metavar="NAME", help="pool to run on; without it the default pool")
-    add("--gpu", metavar="KIND[:N]", help="accelerator and count, instead of a SKU")
-    add("--cpu", type=float, metavar="CORES", help="cores, instead of a SKU")
-    add("--memory", type=float, metavar="GIB", help="memory in GiB, instead of a SKU")
-    add("-i", "--push", action="append", type=_names, default=[], metavar="A,B", help="names in")
-    add("-o", "--pull", action="append", type=_names, default=[], metavar="X,Y", help="names out")
+    add(
+        "-i",
+        "--push",
+        action="append",
+        type=_names,
+        default=[],
+        metavar="A,B",
+        help="send names in, however large; small ones that the cell reads travel by themselves",
+    )
+    add(
+        "-o",
+        "--pull",
+        action="append",
+        type=_names,
+        default=[],
+        metavar="X,Y",
+        help="bring names back into the notebook",
+    )
     add("--no-capture", action="store_true", help="send no names but those of -i")
-    add("-a", "--no-block", "--noblock", action="store_true", help="return a Job at once")
+    add(
+        "-a",
+        "--no-block",
+        "--noblock",
+        action="store_true",
+        help="return a Job at once; its result() waits, and binds the names of -o",
+    )
     add("--job", metavar="NAME", help="bind the Job to a name")
-    add("--live", action="store_true", help="run in the session's living interpreter")
-    add("-r", action="append", default=[], metavar="FILE", help="requirements file")
-    add("--with", dest="requirements", action="append", default=[], metavar="REQ")
-    add("--env", action="append", default=[], metavar="K[=V]", help="a variable")
-    add("--secret", action="append", default=[], metavar="NAME", help="a secret by name")
-    add("--timeout", type=seconds, metavar="TIME", help="end the job after this time")
-    add("--max-retries", type=int, metavar="N", help="run again when it failed")
-    add("--queue", metavar="Q", help="a stream of work")
+    add("--sku", metavar="NAME", help="pool to run on; without it the default pool")
+    add("--gpu", metavar="KIND[:N]", help="kind of GPU and how many, instead of --sku")
+    add("--cpu", type=float, metavar="CORES", help="cores, instead of --sku")
+    add("--memory", type=float, metavar="GIB", help="memory in GiB, instead of --sku")
+    add(
+        "-r",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="install what a requirements file names, for this cell only",
+    )
+    add(
+        "--with",
+        dest="requirements",
+        action="append",
+        default=[],
+        metavar="REQ",
+        help="install a requirement, for this cell only",
+    )
+    add("--package", metavar="DIR", help="send a folder of your own modules")
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="K[=V]",
+        help="set a variable; without a value it is the notebook's",
+    )
+    add("--timeout", type=seconds, metavar="TIME", help="end the job after this time (90, 10m)")
+    add("--max-retries", type=int, metavar="N", help="run again up to N times when it failed")
+    add("--queue", metavar="Q", help="a stream of work; the jobs of one run in their order")
     add("--priority", type=int, metavar="N", help="higher goes first")
-    add("--single-use", action="store_true", help="a pod of its own")
-    add("--image", metavar="DIGEST", help="another image")
-    add("--package", metavar="DIR", help="a folder of your own modules")
-    add("--pods", type=int, metavar="N", help="several pods")
-    add("--launcher", choices=["python", "torchrun", "ray", "shell"])
-    add("-q", "--quiet", action="store_true", help="no waiting line")
+    add("--single-use", action="store_true", help="use a pod that nobody used, and nobody will")
+    add("-q", "--quiet", action="store_true", help="show no waiting line")
+    add("-h", "--help", action="store_true", help="show this and run nothing")
+    add("--live", action="store_true", help="run in the session's living interpreter")
+    add("--pods", type=int, metavar="N", help="run on several pods")
+    add("--launcher", choices=["python", "torchrun", "ray", "shell"], help="what starts the code")
+    add("--image", metavar="DIGEST", help="run in another image")
+    add("--secret", action="append", default=[], metavar="NAME", help="hand in a secret by name")
     return parser
 
 
 _PARSER = _parser()
 _KNOWN = sorted(option for action in _PARSER._actions for option in action.option_strings)
+_NAMING = frozenset({"-i", "--push", "-o", "--pull"})
+_REFUSED_LOCALLY = frozenset({"live", "pods", "launcher", "image", "secret"})
 
 
-def usage() -> str:
-    """Return the options as a text for ``%%firepool?``."""
-    return _PARSER.format_help()
+class Described(NamedTuple):
+    """One option as help and reference show it.
+
+    Attributes
+    ----------
+    usage
+        How it is written: ``-o, --pull X,Y``.
+    text
+        What it does.
+    available
+        Whether the pods of this version take it.
+    """
+
+    usage: str
+    text: str
+    available: bool
+
+
+def described() -> list[Described]:
+    """List the options of ``%%firepool``."""
+    found = []
+    for action in _PARSER._actions:
+        words = [option for option in action.option_strings if option != "--noblock"]
+        metavar = "|".join(action.choices) if action.choices else action.metavar
+        usage = ", ".join(words) + (f" {metavar}" if metavar else "")
+        found.append(Described(usage, str(action.help), action.dest not in _REFUSED_LOCALLY))
+    return found
 
 
 def parse(line: str, default_sku: str = "") -> CellOptions:
@@ -125,13 +194,18 @@ def parse(line: str, default_sku: str = "") -> CellOptions:
     except argparse.ArgumentError as error:
         raise UsageError(f"%%firepool: {error}") from None
     if unknown:
-        raise UsageError(f"%%firepool: {_unknown(unknown[0])}")
+        raise UsageError(f"%%firepool: {_unknown(unknown[0], words)}")
     return _options(found, default_sku)
 
 
-def _unknown(word: str) -> str:
+def _unknown(word: str, words: list[str]) -> str:
     option = word.partition("=")[0]
     if not option.startswith("-"):
+        before = words[: words.index(word)]
+        if len(before) >= 2 and before[-2] in _NAMING and word.strip(",").isidentifier():
+            after = itertools.takewhile(lambda each: each[:1] != "-", words[len(before) :])
+            names = ",".join(each.strip(",") for each in (before[-1], *after))
+            return f"names are separated by commas alone: {before[-2]} {names}"
         return f"unexpected word {word!r}; the code goes below this line"
     near = difflib.get_close_matches(option, _KNOWN, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(_KNOWN)}"

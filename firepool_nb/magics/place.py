@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CellPlace", "cell_labels", "hidden_names"]
+__all__ = ["CellPlace", "cell_labels", "first_line", "hidden_names"]
 
 _NEVER = frozenset(
     {"In", "Out", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh", "_exit_code", "_sh"}
     | {"get_ipython", "exit", "quit"}
 )
+_NAME = 60
 _HISTORY = re.compile(r"_(?:i?\d+)")
 
 
@@ -22,6 +23,8 @@ class CellPlace:
 
     Attributes
     ----------
+    number
+        Its number, which its prompt shows.
     label
         How people call it: ``In[5]``.
     filename
@@ -32,6 +35,7 @@ class CellPlace:
         Id of the cell where the front end tells it.
     """
 
+    number: int
     label: str
     filename: str
     line_offset: int
@@ -47,7 +51,7 @@ class CellPlace:
         parent = _parent(shell)
         whole = str((parent.get("content") or {}).get("code", ""))
         cell_id = (parent.get("metadata") or {}).get("cellId")
-        return cls(label, f"<cell {label}>", _offset(whole, source), cell_id)
+        return cls(count, label, f"<cell {label}>", _offset(whole, source), cell_id)
 
 
 def _parent(shell: Any) -> dict[str, Any]:
@@ -65,6 +69,17 @@ def _offset(whole: str, source: str) -> int:
         return 1  # a terminal: the magic's own line
     leading = len(source) - len(source.lstrip("\n"))
     return max(0, whole[:position].count("\n") - leading)
+
+
+def first_line(source: str) -> str | None:
+    """Return the line that people know a cell by: its first one of code, shortened."""
+    lines = [line for line in (" ".join(line.split()) for line in source.splitlines()) if line]
+    code = [line for line in lines if line[0] not in "%!#"]
+    for line in (*code, *lines):
+        printable = "".join(c for c in line if c.isprintable())
+        if printable:
+            return printable if len(printable) <= _NAME else f"{printable[: _NAME - 1]}…"
+    return None
 
 
 def hidden_names(shell: Any) -> frozenset[str]:
