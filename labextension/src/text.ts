@@ -51,15 +51,15 @@ export function basename(path: string): string {
   return path.split('/').pop() || path;
 }
 
+/** The first line of a cell's code, the name of a script, else where the job came from. */
 export function jobTitle(job: IJob): string {
-  if (job.name) {
-    return job.name;
-  }
+  return job.name || jobPlace(job) || `${job.kind} ${job.id.slice(-8)}`;
+}
+
+/** The notebook that the job came from. */
+export function jobPlace(job: IJob): string {
   const notebook = job.cell?.notebook;
-  if (notebook) {
-    return basename(notebook);
-  }
-  return `${job.kind} ${job.id.slice(-8)}`;
+  return notebook ? basename(notebook) : '';
 }
 
 export const STATE_WORDS: Record<IJob['state'], string> = {

@@ -216,7 +216,8 @@ def test_the_panel_shows_the_session_and_its_jobs(lab):
     expect(session).to_contain_text("1 pod held")
     job = panel.locator("[data-job]").first
     expect(job).to_have_attribute("data-state", "SUCCEEDED")
-    expect(job).to_contain_text(re.compile(r"(warm|new) · [\d.]+ m?s"))
+    expect(job.locator(".jp-Firepool-name")).to_have_text("print('hello')")
+    expect(job).to_contain_text(re.compile(r"panel\.ipynb · .* · (warm|new) · [\d.]+ m?s"))
     lab.screenshot("panel-real")
     job.get_by_role("button", name=re.compile("Show the output")).click()
     expect(lab.page.locator(".jp-Firepool-output")).to_contain_text("hello")
@@ -234,7 +235,7 @@ def test_cancel_in_the_panel_ends_the_cell(lab):
     lab.start(1)
     expect(lab.output(1)).to_contain_text("running")
     panel = lab.show_panel()
-    panel.get_by_role("button", name="Cancel cancel.ipynb").click()
+    panel.get_by_role("button", name="Cancel import time").click()
     lab.wait_done(1)
     assert [part["ename"] for part in lab.outputs(1) if part["output_type"] == "error"] == [
         "JobCancelled"

@@ -46,6 +46,12 @@ def test_jobs_show_state_path_latency_and_why_they_wait(scripted_lab):
     expect(rows.nth(2)).to_contain_text("train-small")
     expect(rows.nth(2)).to_contain_text("· warm · 12 ms")
     expect(rows.nth(3)).to_contain_text("· new · 9 ms · NonZeroExit")
+    # its first line names a job, the notebook stands below; without a name the notebook does
+    done = rows.nth(4)
+    expect(done.locator(".jp-Firepool-name")).to_have_text(re.compile("^table = build"))
+    expect(done).to_contain_text("analysis.ipynb · ")
+    expect(rows.nth(3).locator(".jp-Firepool-name")).to_have_text("analysis.ipynb")
+    assert rows.nth(3).inner_text().count("analysis.ipynb") == 1
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])

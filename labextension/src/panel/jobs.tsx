@@ -4,6 +4,7 @@ import {
   clockText,
   durationText,
   errorText,
+  jobPlace,
   jobTitle,
   startSeconds,
   STATE_WORDS
@@ -82,9 +83,14 @@ function Job({ job, actions }: { job: IJob; actions: IActions }): JSX.Element {
   );
 }
 
-/** `14:03 · warm · 12 ms`: when, from where the pod came, how long the start took. */
+/** `report.ipynb · 14:03 · warm · 12 ms`: where and when, how the pod was found, how long the
+ * start took. */
 function summary(job: IJob): string {
   const parts: string[] = [];
+  const place = jobPlace(job);
+  if (place && place !== jobTitle(job)) {
+    parts.push(place);
+  }
   if (job.times.submitted !== null) {
     parts.push(clockText(job.times.submitted));
   }
@@ -107,6 +113,9 @@ function summary(job: IJob): string {
 
 function explanation(job: IJob): string {
   const lines: string[] = [];
+  if (job.cell?.notebook) {
+    lines.push(job.cell.notebook);
+  }
   if (job.acquisition) {
     lines.push(`Pod: ${job.acquisition.path} (${job.acquisition.reason})`);
   }
