@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from firepool_broker import embedded
 from firepool_broker.testing import Api
@@ -45,14 +46,14 @@ def wheel(folder: Path, name: str, version: str) -> Path:
 
 
 class House:
-    """A virtual environment that has fpmini 2.0 and pip, a folder of wheels, and a project."""
+    """A virtual environment that has fpmini 2.0 and pip, and a folder of wheels."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, name: str = "venv") -> None:
         self.wheels = home / "notebooks" / "wheels"  # where it is visible in pods
         wheel(self.wheels, "fpmini", "1.0")
         baked = wheel(self.wheels, "fpmini", "2.0")
         wheel(self.wheels, "fpextra", "1.0")
-        self.prefix = home / "venv"
+        self.prefix = home / name
         subprocess.run(
             [sys.executable, "-m", "venv", "--without-pip", str(self.prefix)], check=True
         )
@@ -121,11 +122,15 @@ def newest() -> dict[str, Any]:
     return job
 
 
-def busy() -> int:
+def until_idle() -> None:
+    """Wait for the reset: then nothing is held by a job that has failed."""
     connection = embedded.find()
     assert connection is not None
+    deadline = time.monotonic() + 5
     with Api(connection) as api:
-        return sum(pool["counts"]["busy"] for pool in api.get("/v1/pools")["pools"])
+        while any(pool["counts"]["busy"] for pool in api.get("/v1/pools")["pools"]):
+            assert time.monotonic() < deadline, api.get("/v1/pods")
+            time.sleep(0.02)
 
 
 VERSION = "import fpmini\nprint(fpmini.__version__)"
@@ -160,7 +165,7 @@ def test_what_does_not_resolve_fails_once(
         assert job["error"]["class"] == "RequirementsFailed"
         assert job["retries"] == {"user": 0, "infra": 0}
         assert "hunter22" not in job["error"]["message"]
-        assert busy() == 0
+        until_idle()
         assert kernel.remote(VERSION).stdout == "2.0\n"
         assert newest()["pods"] == pod
 
@@ -224,3 +229,44 @@ def test_pip_in_the_notebook_is_seen_by_its_next_remote_cell(
     stranger = kernels()
     assert stranger.remote(absent).stdout == "True\n"
     os.stat(house.site / "fpextra")
+
+
+def interpreters(home: Path) -> dict[str, set[str]]:
+    """The interpreters of each pod's templates, spares and jobs."""
+    found: dict[str, set[str]] = {}
+    for process in psutil.process_iter():
+        try:
+            marker = [word for word in process.cmdline() if f"firepool-pod={home}" in word]
+            if marker:
+                below = [each.cmdline() for each in process.children(recursive=True)]
+                programs = {line[0] for line in below if line and "python" in line[0]}
+                found.setdefault(marker[0].rpartition("/")[2], set()).update(programs)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def test_two_environments_share_no_process_spare_or_overlay(
+    firepool_home: Path, kernels: Callable[..., Kernel]
+) -> None:
+    """In turn, with the same requirement: nothing of one is ever the other's."""
+    houses = [House(firepool_home, name) for name in ("one", "two")]
+    both = [kernels(python=house.python, env=house.variables) for house in houses]
+    look = "import sys, fpextra\nprint(sys.executable, sys.prefix, fpextra.__file__)"
+    pods: list[set[str]] = [set(), set()]
+    overlays: list[set[str]] = [set(), set()]
+    for _ in range(3):
+        for number, (kernel, house) in enumerate(zip(both, houses, strict=True)):
+            shown = kernel.remote(look, "--with fpextra").stdout.split()
+            assert shown[:2] == [house.python, str(house.prefix)]
+            overlays[number].add(str(Path(shown[2]).parents[1]))
+            pods[number].update(newest()["pods"])
+            assert kernel.remote("import sys; print(sys.prefix)").stdout == f"{house.prefix}\n"
+            pods[number].update(newest()["pods"])
+    assert overlays[0].isdisjoint(overlays[1])
+    assert pods[0].isdisjoint(pods[1])
+    seen = interpreters(firepool_home)
+    for number, house in enumerate(houses):
+        mine = {program for pod in pods[number] for program in seen.get(pod, set())}
+        assert mine
+        assert str(houses[1 - number].prefix) not in " ".join(mine), (mine, house.prefix)
