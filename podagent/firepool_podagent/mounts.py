@@ -322,6 +322,13 @@ class View:
             except OSError:
                 continue  # still in use by what stays, or not empty: `dirty` looks at it
             self._skeleton.discard(place)
+        self._show_always()
+
+    def _show_always(self) -> None:
+        """Bind again what stays, where an attempt's folder lay over it."""
+        for path in self._always:
+            for root in self._originals:
+                self._bind(root, path, keep=True)
 
     def undo_strange_mounts(self) -> list[str]:
         """Detach every mount that the pod did not make.

@@ -155,12 +155,12 @@ def test_tiers_and_learned_modules(start_agent: Callable[..., Agent]) -> None:
     agent = start_agent()
     first = agent.run("import yaml, sys; print('yaml' in sys.modules)")
     assert first.outcome["tier"] == "fresh"
-    until(lambda: agent.health()["spare"]["ready"], 20, "no spare")
-    time.sleep(0.5)
-    until(lambda: agent.health()["spare"]["ready"], 20, "no spare")
-    second = agent.run("import sys; print('yaml' in sys.modules)")
-    assert second.outcome["tier"] == "parked"
-    assert second.text() == "True\n"
+
+    def learned() -> bool:
+        done = agent.run("import sys; print('yaml' in sys.modules)")
+        return (done.outcome["tier"], done.text()) == ("parked", "True\n")
+
+    until(learned, 30, "the pod does not learn what its jobs import")
     other = agent.run("print(1)", environment=environment(digest="e2"))
     assert other.outcome["tier"] == "fresh"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,7 @@ class Watched:
 
 @pytest.fixture
 def fifo(short_dir: Path) -> Iterator[Watched]:
+    shutil.copy(HERE / "zoo.py", short_dir)  # the checkout may lie where a pod does not see it
     watched = Watched(short_dir / "zoo.fifo")
     yield watched
     watched.close()
@@ -46,7 +48,7 @@ def fifo(short_dir: Path) -> Iterator[Watched]:
 
 def _cell(fifo: Watched, *animals: str, then: str = "") -> str:
     return (
-        f"import sys; sys.path.insert(0, {str(HERE)!r}); import zoo\n"
+        f"import sys; sys.path.insert(0, {str(Path(fifo.path).parent)!r}); import zoo\n"
         f"print(*zoo.release({fifo.path!r}, {animals!r}))\n{then}"
     )
 
