@@ -102,7 +102,8 @@ def test_names_as_python_spells_them(kernel: Kernel) -> None:
         'print(f"{ﬁ:>{w}}", [v * ﬁ for v in vals], (lambda: sum(vals))())\n'
         'def k(a: "Nope" = w): return a\nprint(k(), eval("len(vals)"))\n'
         "print([n for n in ('secret', 'hidden', 'threading', '_i1', '_ii', '_oh') "
-        "if n in globals() and globals()[n]])\nprint(len(globals().get('In', [])) < 3, globals().get('Out', {}))"
+        "if n in globals() and globals()[n]])\n"
+        "print(len(globals().get('In', [])) < 3, globals().get('Out', {}))"
     )
     assert first.stdout == "       2 [2, 4, 6] 42\n8 3\n[]\nTrue {}\n"
     failed = kernel.run('%%firepool\nexec("print(hidden)")')
