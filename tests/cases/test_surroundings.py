@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -73,10 +74,11 @@ def test_an_odd_tree_is_gone_for_the_next_session(
         assert pod in [each["name"] for each in held]
     until(lambda: not api.get("/v1/sessions/kernel-1")["connected"])
     api.session("kernel-2", client_id="client-2", cwd=str(firepool_home))
-    # the notebook's folder shows through, here below the temporary folder itself
+    # the notebook's folder and the environment show through when they lie below /tmp
+    shown = {Path(path).parts[2] for path in (firepool_home, sys.prefix, __file__)}
     look = (
         "import os\nfound = set(os.listdir(os.environ['TMPDIR']))\n"
-        f"print(sorted(found - {{{firepool_home.name!r}}}))\nprint(os.getcwd())"
+        f"print(sorted(found - {shown!r}))\nprint(os.getcwd())"
     )
     text, after = api.run(look, lease_tag="kernel-2", client_id="client-2")
     assert after["acquisition"]["path"] == "recycled"
