@@ -11,9 +11,12 @@ import hashlib
 import os
 import sys
 import sysconfig
+import warnings
 from typing import Any
 
-__all__ = ["describe", "digest", "versions"]
+from .errors import WorkingFolderGone
+
+__all__ = ["describe", "digest", "variables", "versions", "working_folder"]
 
 _METADATA = (".dist-info", ".egg-info", ".egg-link", ".pth")
 _VERSIONED = ("cloudpickle", "IPython", "numpy", "pandas", "torch", "pyarrow", "polars")
@@ -32,6 +35,43 @@ def describe() -> dict[str, Any]:
         "path": extra,
         "visible": _visible(extra),
     }
+
+
+def working_folder() -> str:
+    """Return the folder that this process works in, where its cells run too.
+
+    Raises
+    ------
+    WorkingFolderGone
+        When it was deleted.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise WorkingFolderGone(
+            "the folder that this kernel works in was deleted; os.chdir(...) to one that exists"
+        ) from None
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables that can travel, which is those that are text.
+
+    A value with bytes that are no UTF-8 cannot be told to the broker; such a variable is left out,
+    with one warning that names it.
+    """
+    kept, odd = {}, []
+    for name, value in os.environ.items():
+        try:
+            f"{name}={value}".encode()
+            kept[name] = value
+        except UnicodeEncodeError:
+            odd.append(name.encode("utf-8", "backslashreplace").decode())
+    if odd:
+        warnings.warn(
+            f"not in the pod's environment, since it is not UTF-8: {', '.join(sorted(odd))}",
+            stacklevel=2,
+        )
+    return kept
 
 
 def digest() -> str:
@@ -68,7 +108,7 @@ def _folder_digest(folder: str) -> bytes:
 def _extra_path() -> list[str]:
     """Entries of ``sys.path`` that another interpreter of this environment would not have."""
     own = tuple({sys.prefix + os.sep, sys.base_prefix + os.sep, *_standard_folders()})
-    here = os.getcwd()
+    here = working_folder()
     return [
         folder
         for folder in sys.path

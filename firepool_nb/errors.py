@@ -49,6 +49,7 @@ __all__ = [
     "SessionClosed",
     "ValueTooLarge",
     "WireMismatch",
+    "WorkingFolderGone",
     "job_error",
 ]
 
@@ -145,6 +146,10 @@ def refused(status: int, body: Any) -> Refused:
 
 
 # -- capture -------------------------------------------------------------------------------------
+
+
+class WorkingFolderGone(FirepoolError, FileNotFoundError):
+    """The folder that this process works in does not exist any more."""
 
 
 class CaptureError(FirepoolError):

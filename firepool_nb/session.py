@@ -162,8 +162,8 @@ class Session:
     def _state(self) -> dict[str, Any]:
         return {
             "environment": environment.describe(),
-            "cwd": os.getcwd(),
-            "env": dict(os.environ),
+            "cwd": environment.working_folder(),
+            "env": environment.variables(),
         }
 
     def _refresh(self) -> None:
