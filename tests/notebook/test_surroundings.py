@@ -27,5 +27,5 @@ def test_a_deleted_working_folder_is_said_in_a_line(
     folder.mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
-    with pytest.raises(WorkingFolderGone, match="os.chdir"):
+    with pytest.raises(WorkingFolderGone, match=r"os\.chdir"):
         environment.describe()
