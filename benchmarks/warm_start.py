@@ -195,12 +195,13 @@ def idle(seconds: float = 20.0) -> dict[str, Any]:
                 pid = api.connection.pid
                 before = {process.pid: _cpu_seconds(process) for process in found}
                 time.sleep(seconds)
+                found = [process for process in found if process.is_running()]
                 used = {process.pid: _cpu_seconds(process) for process in found}
                 broker = psutil.Process(pid)
                 memory_mib = broker.memory_info().rss / _MIB
                 agents = [process for process in found if process.pid != pid]
                 agent_mib = max(process.memory_full_info().pss / _MIB for process in agents)
-    percent = {key: 100 * (used[key] - before[key]) / seconds for key in before}
+    percent = {key: 100 * (used[key] - before[key]) / seconds for key in used}
     agent_percent = max(value for key, value in percent.items() if key != pid)
     figures = row(
         [percent[pid]],
