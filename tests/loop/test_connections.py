@@ -192,14 +192,22 @@ async def test_messages_are_put_together_from_pieces(server: Server, client: Age
         writer = arguments[-1]
         assert isinstance(writer, asyncio.StreamWriter)
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for piece in (b'{"n":0,"ty', b'pe":"x"}\n\n', b'{"n":1}\n{"type":"reset"}\n'):
+        for piece in (
+            b'{"n":0,"ty',
+            b'pe":"status"}\n\n',
+            b'{"n":1,"type":"status"}\n{"type":"reset"}\n',
+        ):
             writer.write(chunk(piece))
             await writer.drain()
             await asyncio.sleep(0.02)
         writer.write(chunk(b""))
 
     server.answer = streams
-    assert await collect(client) == [[{"n": 0, "type": "x"}], [{"n": 1}, {"type": "reset"}]]
+    assert await collect(client) == [
+        [],  # half a message: a sign of life
+        [{"n": 0, "type": "status"}],
+        [{"n": 1, "type": "status"}, {"type": "reset"}],
+    ]
     server.answer = server.json
     await client.health()
     assert server.connections == 1  # a stream that was read to its end gives its connection back
@@ -210,7 +218,7 @@ async def test_a_stream_that_breaks_off_is_no_end(server: Server, client: AgentC
         writer = arguments[-1]
         assert isinstance(writer, asyncio.StreamWriter)
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        writer.write(chunk(b'{"n":0}\n') + b"ff\r\n{")
+        writer.write(chunk(b'{"n":0,"type":"status"}\n') + b"ff\r\n{")
         await writer.drain()
         writer.close()
 
@@ -223,7 +231,7 @@ async def test_a_stream_that_breaks_off_is_no_end(server: Server, client: AgentC
 
     with pytest.raises(AgentUnreachable):
         await read()
-    assert seen == [{"n": 0}]
+    assert seen == [{"n": 0, "type": "status"}]
 
 
 async def test_a_stream_that_ends_without_its_reset_is_no_end(
@@ -233,7 +241,7 @@ async def test_a_stream_that_ends_without_its_reset_is_no_end(
         writer = arguments[-1]
         assert isinstance(writer, asyncio.StreamWriter)
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        writer.write(chunk(b'{"type":"outcome"}\n') + chunk(b""))
+        writer.write(chunk(b'{"type":"outcome","attempt":"j:1","next":0}\n') + chunk(b""))
 
     server.answer = short
     with pytest.raises(AgentUnreachable, match="before its end"):

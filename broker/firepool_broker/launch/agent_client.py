@@ -16,9 +16,22 @@ import msgspec
 from firepool_podagent import wire
 
 from firepool_broker.backends.base import PodAddress
-from firepool_broker.launch.connections import AgentUnreachable, Response, Transport
+from firepool_broker.launch.connections import (
+    AgentAbsent,
+    AgentUnreachable,
+    Response,
+    Transport,
+)
+from firepool_broker.launch.messages import NotUnderstood, read_document, read_line
 
-__all__ = ["AgentClient", "AgentLied", "AgentRefused", "AgentUnreachable"]
+__all__ = [
+    "AgentAbsent",
+    "AgentClient",
+    "AgentLied",
+    "AgentRefused",
+    "AgentUnreachable",
+    "OutputCut",
+]
 
 _TIMEOUT_SECONDS = 10.0
 _UPLOAD_TIMEOUT_SECONDS = 300.0
@@ -46,6 +59,10 @@ class AgentRefused(Exception):
 
 class AgentLied(Exception):
     """The agent's answer contradicts what was asked or what it said before."""
+
+
+class OutputCut(AgentUnreachable):
+    """The agent ended an output in good order and without the attempt's end."""
 
 
 class AgentClient:
@@ -111,10 +128,15 @@ class AgentClient:
         state = await self._json("POST", f"/v1/attempts/{attempt}", spec)
         return self._checked(attempt, state)
 
-    async def attempt(self, attempt: str) -> dict[str, Any] | None:
+    async def attempt(
+        self, attempt: str, timeout_seconds: float = _TIMEOUT_SECONDS
+    ) -> dict[str, Any] | None:
         """Return an attempt's state; None when the agent does not know it."""
         try:
-            return self._checked(attempt, await self._json("GET", f"/v1/attempts/{attempt}"))
+            state = await self._json(
+                "GET", f"/v1/attempts/{attempt}", timeout_seconds=timeout_seconds
+            )
+            return self._checked(attempt, state)
         except AgentRefused as error:
             if error.status == 404:
                 return None
@@ -123,12 +145,14 @@ class AgentClient:
     async def output(self, attempt: str, start: int) -> AsyncIterator[list[dict[str, Any]]]:
         """Yield an attempt's messages from a number on, as many at once as have come.
 
-        The last ones carry no number: ``outcome`` and then ``reset``.
+        The last ones carry no number: ``outcome`` and then ``reset``. A sign of life without a
+        message is an empty list.
 
         Raises
         ------
         AgentUnreachable
-            When the stream broke off before its end, or not even a heartbeat came.
+            When the stream broke off before its end, or not even a heartbeat came;
+            `OutputCut` when the agent itself left it at that.
         """
         response = await self._request(
             "GET", f"/v1/attempts/{attempt}/output?from={start}", timeout_seconds=_TIMEOUT_SECONDS
@@ -137,17 +161,25 @@ class AgentClient:
         ended = False
         async for piece in response.pieces(_SILENCE_SECONDS):
             *lines, rest = (rest + piece).split(b"\n")
-            messages = [_decode(line) for line in lines if line]
+            messages = [_understood(read_line, line) for line in lines if line]
             if messages:
                 ended = messages[-1].get("type") == "reset"
-                yield messages
+            yield messages  # none: the agent is there and has nothing to say
         if not ended:
-            raise AgentUnreachable("the agent ended the output before its end")
+            raise OutputCut("the agent ended the output before its end")
 
-    async def signal(self, attempt: str, name: str, grace_seconds: float) -> None:
-        """Interrupt, terminate or kill an attempt; one that has ended is no error."""
+    async def signal(
+        self,
+        attempt: str,
+        name: str,
+        grace_seconds: float,
+        timeout_seconds: float = _TIMEOUT_SECONDS,
+    ) -> bool:
+        """Interrupt, terminate or kill an attempt; False when it has ended for the agent."""
         body = {"signal": name, "grace_seconds": grace_seconds}
-        await self._json("POST", f"/v1/attempts/{attempt}/signal", body)
+        target = f"/v1/attempts/{attempt}/signal"
+        answer = await self._json("POST", target, body, timeout_seconds=timeout_seconds)
+        return not answer.get("ignored")
 
     async def acknowledge(self, attempt: str, following: int, *, settled: bool = False) -> None:
         """Tell the agent that the messages below a number are stored.
@@ -191,7 +223,7 @@ class AgentClient:
             method, target, content, headers or {}, digest, timeout_seconds
         )
         answer = await response.read()
-        return _decode(answer) if answer else {}
+        return _understood(read_document, answer) if answer else {}
 
     async def _request(
         self,
@@ -228,14 +260,11 @@ def _refusal(status: int, body: bytes) -> Exception:
         return AgentRefused(status, "Internal", f"the agent answered {status}", None)
 
 
-def _decode(text: bytes) -> dict[str, Any]:
+def _understood(read: Callable[[bytes], dict[str, Any]], text: bytes) -> dict[str, Any]:
     try:
-        document = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise AgentLied(f"the agent's answer is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise AgentLied("the agent's answer is not an object")
-    return document
+        return read(text)
+    except NotUnderstood as error:
+        raise AgentLied(f"the agent's answer is not understood: {error}") from error
 
 
 def _quoted(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-__all__ = ["AgentUnreachable", "Response", "Transport"]
+__all__ = ["AgentAbsent", "AgentUnreachable", "Response", "Transport"]
 
 _IDLE_CONNECTIONS = 4
 _HEAD_LIMIT_BYTES = 64 * 1024
@@ -21,6 +21,10 @@ _HEAD_LIMIT_BYTES = 64 * 1024
 
 class AgentUnreachable(ConnectionError):
     """The agent cannot be connected to, went away in the middle, or did not answer in time."""
+
+
+class AgentAbsent(AgentUnreachable):
+    """Nobody listens at the agent's address: the request certainly did not reach it."""
 
 
 class _Stale(Exception):
@@ -186,6 +190,8 @@ class Transport:
             reader, writer = await asyncio.wait_for(opening, timeout_seconds)
         except asyncio.TimeoutError as error:
             raise AgentUnreachable("the agent does not take connections") from error
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise AgentAbsent(f"the agent cannot be reached: {error}") from error
         except OSError as error:
             raise AgentUnreachable(f"the agent cannot be reached: {error}") from error
         wire = _Wire(reader, writer)
