@@ -18,6 +18,7 @@ from .. import calls
 from ..errors import BrokerError, Interrupted, RemoteError, job_error
 from ..job import ENDED, Job
 from ..outputs import ShellOutput
+from .backlog import Backlog
 from .hints import hint_for, only_there
 from .interrupts import Action, InterruptListener, Presses
 from .options import CellOptions
@@ -92,6 +93,7 @@ class CellRun:
         self._place = CellPlace.of(shell, source)
         self._line = WaitingLine(shell, options.quiet)
         self._presses = Presses()
+        self._backlog: Backlog | None = None
         self._listener = InterruptListener()
         self._began = time.monotonic()
         self._started = False
@@ -244,13 +246,21 @@ class CellRun:
                 job._heard(event.type, event.data)
                 self._started = self._started or job._state == "RUNNING"
                 self._explain(job, event.data)
-            else:
+            elif self._backlog is None or not self._backlog.passes_over(
+                event.type, event.data, time.monotonic()
+            ):
                 self._started = True
                 self._line.nothing_else_shown = False
+                self._note_backlog(job, output)
                 output.message(event.type, event.data)
                 if event.data.get("topic") == "pool":
                     self._state.told_pool = True
                     output.hidden_topics = frozenset({"pool"})
+
+    def _note_backlog(self, job: Job, output: ShellOutput) -> None:
+        text = self._backlog.note(job.id) if self._backlog is not None else None
+        if text is not None:
+            output.note(text)
 
     def _patience(self) -> float | None:
         """How long to wait before the line must be looked at: only while there is none yet."""
@@ -281,6 +291,9 @@ class CellRun:
             return
         if action is Action.LEAVE:
             raise self._left(job)
+        if self._backlog is None:
+            self._backlog = Backlog(lambda: self._messages_of_ended(job))
+        self._backlog.pressed(time.monotonic())
         call, text = {
             Action.CANCEL: (calls.cancel(job.id), "cancelling; ■ again leaves the wait"),
             Action.INTERRUPT: (calls.interrupt(job.id), "interrupting; ■ again kills"),
@@ -293,6 +306,15 @@ class CellRun:
             self._presses.undelivered()
             text = "the broker does not answer; ■ again leaves the wait"
         self._line.show(text)
+
+    def _messages_of_ended(self, job: Job) -> int | None:
+        """Ask whether the job has ended while its output is still being shown."""
+        try:
+            with self._listener.raising():
+                view = self._session.client.job(job.id)
+        except (BrokerError, KeyboardInterrupt):
+            return None
+        return int(view["output"]["next"]) if view["state"] in ENDED else None
 
     def _left(self, job: Job) -> Interrupted:
         return Interrupted(
