@@ -223,7 +223,13 @@ def test_names_of_the_shell_are_hidden_until_they_are_the_persons(shell: Any) ->
     ],
 )  # fmt: skip
 def test_hints(ename: str | None, evalue: str | None, words: str | None) -> None:
-    hint = hint_for(ename, evalue, {"here": 1}, {"there": "In[3]"}, "/files")
+    hint = hint_for(
+        ename,
+        evalue,
+        {"here": 1},
+        {"there": "was defined only in the pod, by In[3]: bring it back there with -o there"},
+        "/files",
+    )
     assert hint is None if words is None else words in (hint or "")
 
 
