@@ -228,8 +228,8 @@ def test_missing_names_fail_before_anything_is_sent(notebook: dict[str, Any]) ->
 
 
 def test_a_name_of_an_earlier_remote_cell_is_told_apart(notebook: dict[str, Any]) -> None:
-    with pytest.raises(MissingName, match=r"only in the pod, by In\[4\].*-o model"):
-        capture("model", notebook, remote_names={"model": "was defined only in the pod, by In[4]"})
+    with pytest.raises(MissingName, match=r"'model' \(line 1\) was defined only in the pod"):
+        capture("model", notebook, remote_names={"model": "was defined only in the pod"})
 
 
 def test_names_are_not_sent_without_capture(notebook: dict[str, Any]) -> None:
