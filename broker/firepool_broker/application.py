@@ -130,6 +130,7 @@ class Broker:
         self.service.accept(True)
         self._keep(self.lifetime.lead())
         self._keep(self.upkeep.run())
+        self._keep(self.attempts.guard.run())
         self._keep(self._stay_reachable())
         assert self._connection is not None
         return self._connection
@@ -162,6 +163,8 @@ class Broker:
             config.idle_exit_seconds.or_none,
             watched=lambda: self.hub.watched,
             accept=lambda accepting: self.service.accept(accepting),
+            hurry=lambda: self.attempts.guard.hurry(),
+            kill_pods=lambda reason: self.fleet.end_all(reason),
         )
         depose = self.lifetime.depose
         self.hub = Hub()
@@ -191,7 +194,14 @@ class Broker:
             self.backend, post, shapes, epoch, delivery.prepare_request, self.metrics
         )
         self.attempts = Attempts(
-            self.fleet, self.outputs, self.blobs, post, delivery, depose, self.metrics
+            self.fleet,
+            self.outputs,
+            self.blobs,
+            post,
+            delivery,
+            depose,
+            self.metrics,
+            self.jobs.tell_silence,
         )
         self.upkeep = Upkeep(
             self.store,
@@ -212,7 +222,8 @@ class Broker:
             self.blobs,
             clock,
             self.info,
-            self.lifetime.end,
+            lambda drain, cancel: self.lifetime.end(drain, cancel=cancel),
+            self.attempts.guard.hurry,
         )
         self.metrics.watch_fleet(self.views.snapshot)
         self.jobs.on_finished(self.attempts.settled)

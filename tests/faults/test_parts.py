@@ -112,12 +112,14 @@ async def test_a_pod_that_never_serves_is_replaced_and_its_job_runs(start: Start
     assert job.retries == types.Retries()
 
 
+@pytest.mark.parametrize("on_lost", ["fail", "requeue"])
 async def test_a_pod_that_dies_under_its_claim_costs_an_infrastructure_retry_at_most(
-    start: Start,
+    start: Start, on_lost: str
 ) -> None:
+    """Its journal says that the attempt never began, so that a cell may be launched again."""
     running = await start(backend=PodDiesBetweenReadyAndClaim)
     await running.session()
-    job = await running.run(on_lost="requeue")
+    job = await running.run(on_lost=on_lost)
     assert job.state == "SUCCEEDED"
     assert job.retries.user == 0
     assert job.retries.infra <= 1

@@ -19,6 +19,7 @@ Launcher = Literal["python", "torchrun", "ray", "shell"]
 SessionFiles = Literal["kept", "restored", "fresh"]
 WaitingReason = Literal[
     "pod_starting",
+    "pod_silent",
     "no_capacity",
     "quota",
     "session_order",
@@ -265,14 +266,14 @@ class JobError(View):
 
 
 class Waiting(View):
-    """Why a queued job does not run yet."""
+    """Why a queued job does not run yet, or what a running one waits for (`pod_silent`)."""
 
     reason: WaitingReason
     """The reason, as a word."""
     message: str
     """One line for people."""
     position: int
-    """Place in the queue, from 1."""
+    """Place in the queue, from 1; 0 for a job that runs."""
     estimate_seconds: float | None = None
     """About how long it will take; ``None`` when unknown."""
 

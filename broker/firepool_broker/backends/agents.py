@@ -9,13 +9,17 @@ import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from firepool_podagent.wire import INTERPRETER_FLAGS
 
+from firepool_broker import processes
 from firepool_broker.backends.folders import read_json
 
 __all__ = [
     "agent_command",
+    "begun_attempts",
+    "descendants",
     "describe_exit",
     "marked_processes",
     "supervisors",
@@ -35,6 +39,30 @@ def agent_command(directory: str) -> list[str]:
     return [sys.executable, *INTERPRETER_FLAGS, *marker, _agent_path(), "--config-fd", "3"]
 
 
+def descendants(pid: int, started: int) -> list[tuple[int, int]]:
+    """Find what lives below a process, each with its start time; nothing when it is gone."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in (b"Z", b"X"):
+            children.setdefault(int(fields[1]), []).append(int(entry))
+    if not processes.is_alive(pid, started):
+        return []
+    found: list[tuple[int, int]] = []
+    waiting = [pid]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            waiting.append(child)
+            found.append((child, processes.start_time(child) or 0))
+    return [(child, began) for child, began in found if began]
+
+
 def describe_exit(exit_status: int | None) -> str:
     """Say how a process ended, None when nobody could ask."""
     if exit_status is None:
@@ -45,6 +73,15 @@ def describe_exit(exit_status: int | None) -> str:
         except ValueError:
             return f"was killed by signal {-exit_status}"
     return f"exited with {exit_status}"
+
+
+def begun_attempts(directory: str) -> frozenset[str] | None:
+    """Read from a dead pod's journal which attempts it began; None when it has none."""
+    try:
+        names = os.listdir(os.path.join(directory, "journal"))
+    except OSError:
+        return None
+    return frozenset(unquote(name) for name in names)
 
 
 def supervisors(directory: str) -> list[tuple[int, int]]:

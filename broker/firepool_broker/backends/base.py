@@ -108,10 +108,17 @@ class PodFailed(Struct, frozen=True):
 
 
 class PodExited(Struct, frozen=True):
-    """A pod that served is gone, with every process that ran in it."""
+    """A pod that served is gone, with every process that ran in it.
+
+    Attributes
+    ----------
+    begun
+        Ids of the attempts that its journal named when it died; None when nobody could read it.
+    """
 
     name: str
     reason: str
+    begun: frozenset[str] | None = None
 
 
 WatchEvent = PodServing | PodFailed | PodExited

@@ -33,6 +33,7 @@ from msgspec import Struct, field
 from firepool_broker import processes
 from firepool_broker.backends.agents import (
     agent_command,
+    begun_attempts,
     describe_exit,
     marked_processes,
     supervisors,
@@ -50,6 +51,7 @@ from firepool_broker.backends.base import (
     PodSpec,
     WatchEvent,
 )
+from firepool_broker.backends.deaths import end_supervisor, wait_gone
 from firepool_broker.backends.folders import clear_trash, discard, read_json, write_json
 from firepool_broker.backends.inotify import FolderWatch
 
@@ -61,6 +63,7 @@ _SOCKET_PATH_LIMIT = 100  # of the system's 108 bytes, the rest being room for i
 _LOG_TAIL_BYTES = 2000
 _FALLBACK_POLL_SECONDS = 0.02
 _DEATH_TIMEOUT_SECONDS = 10.0
+_STOP_SECONDS = 2.0
 
 
 class _Pod(Struct, eq=False):
@@ -138,7 +141,12 @@ class LocalBackend:
                 pod.starting.cancel()
             self._unwatch(pod)
         pending = [p.starting for p in self._pods.values() if p.starting is not None]
-        await asyncio.gather(*pending, *self._background, return_exceptions=True)
+        left = {*pending, *self._background}
+        if left:
+            _, late = await asyncio.wait(left, timeout=_STOP_SECONDS)
+            for task in late:  # a process that does not die keeps nobody here
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
         self._pods.clear()
 
     async def list_pods(self) -> list[PodRecord]:
@@ -397,11 +405,12 @@ class LocalBackend:
         assert pod.agent is not None
         reason = f"its agent (pid {pod.agent[0]}) {describe_exit(pod.exit_status)}"
         reason += self._last_words(pod)
+        begun = begun_attempts(pod.directory)
         try:
             await self.delete(pod.name)
         except TimeoutError as error:
             reason += f"; {error}"
-        self._emit(PodExited(pod.name, reason))
+        self._emit(PodExited(pod.name, reason, begun))
 
     def _reap(self, pod: _Pod) -> bool:
         """Collect what we started, when it has exited; True then."""
@@ -435,17 +444,17 @@ class LocalBackend:
         now = asyncio.get_running_loop().time
         for target in targets:
             with contextlib.suppress(TimeoutError):
-                await self._wait_gone(pod, target, now() + grace_seconds)
+                await wait_gone(target, now() + grace_seconds)
         for target in targets:
             processes.kill(*target)
         deadline = now() + _DEATH_TIMEOUT_SECONDS
         for target in targets:
-            await self._wait_gone(pod, target, deadline)
+            await wait_gone(target, deadline)
         if pod.agent is None:
             await self._end_start(pod, deadline)
         for target in supervisors(pod.directory):
             # they kill their trees when their agent's end closes; only then is the pod gone
-            await self._wait_gone(pod, target, deadline)
+            await end_supervisor(target, deadline)
         self._reap(pod)
         self._unwatch(pod)
         self._pods.pop(pod.name, None)
@@ -464,26 +473,7 @@ class LocalBackend:
             for target in targets:
                 processes.kill(*target)
             for target in targets:
-                await self._wait_gone(pod, target, deadline)
-
-    async def _wait_gone(self, pod: _Pod, target: tuple[int, int], deadline: float) -> None:
-        loop = asyncio.get_running_loop()
-        descriptor = processes.exit_descriptor(target[0])
-        exited = asyncio.Event()
-        try:
-            if descriptor is not None:
-                loop.add_reader(descriptor, exited.set)
-            while processes.is_alive(*target):
-                if loop.time() > deadline:
-                    raise TimeoutError(f"process {target[0]} of pod {pod.name} does not die")
-                try:
-                    await asyncio.wait_for(exited.wait(), _FALLBACK_POLL_SECONDS)
-                except asyncio.TimeoutError:
-                    continue
-        finally:
-            if descriptor is not None:
-                loop.remove_reader(descriptor)
-                os.close(descriptor)
+                await wait_gone(target, deadline)
 
     # -- adoption --------------------------------------------------------------------------
 

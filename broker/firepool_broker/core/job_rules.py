@@ -273,6 +273,8 @@ class JobRules:
 
     def retry(self, job: Job, error: JobError | None, outcome: Outcome | None, now: float) -> None:
         """Finish a job whose attempt is over, or queue it again within its budgets."""
+        if outcome is None:
+            error = verdict.as_wished(job, error)
         if job.attached and self._state.sessions.has_lapsed(job.session):
             self.finish(job, error, outcome, now)  # nobody waits for another attempt
             return

@@ -55,6 +55,22 @@ def error_of(job: Job, outcome: Outcome) -> JobError | None:
     return error
 
 
+def as_wished(job: Job, error: JobError | None) -> JobError | None:
+    """Return the error of an attempt that ended without an outcome, or before it began.
+
+    Who wished the job's end, and got it, is told so: how its pod went does not matter to them.
+    """
+    if error is None:
+        return None
+    if job.cancelling is not None:
+        return job.cancelling
+    if error.error_class == "LaunchFailed" and job.interrupted:
+        return JobError("Interrupted", "interrupted before it ran")
+    if error.error_class == "PodLost" and job.killed:
+        return JobError("Interrupted", f"killed after an interrupt; {error.message}")
+    return error
+
+
 def budget_of(
     job: Job, error: JobError | None, nothing_exited: bool, max_infra_retries: int
 ) -> Budget | None:

@@ -36,6 +36,7 @@ __all__ = ["Fleet", "PodShape"]
 log = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 3.0
+_SHUTDOWN_SECONDS = 3.0
 _READY_TIMEOUT_SECONDS = 10.0
 _RESET_POLL_SECONDS = 0.1
 
@@ -102,6 +103,7 @@ class Fleet:
         self._clients: dict[str, AgentClient] = {}
         self._pools: dict[str, str] = {}
         self._retiring: set[str] = set()
+        self._begun: dict[str, frozenset[str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._before_gone: list[Callable[[str], Awaitable[None]]] = []
 
@@ -137,11 +139,32 @@ class Fleet:
         """Report how a reset ends whose report nobody has read."""
         self._spawn(self._await_reset(name))
 
-    def condemn(self, name: str, reason: str) -> None:
-        """Remove a pod that is not trusted any more, together with what runs on it."""
+    def condemn(self, name: str, reason: str, *, at_once: bool = False) -> None:
+        """Remove a pod that is not trusted any more, together with what runs on it.
+
+        Parameters
+        ----------
+        at_once
+            Kill it without asking its agent, which would not answer.
+        """
         log.warning("pod %s is removed: %s", name, reason)
+        if at_once:
+            self._begin_to_retire(name, reason, at_once=True)
         self._post(events.PodUnhealthy(name, reason))
-        self.retire(RetirePod(name, reason))
+        self._begin_to_retire(name, reason)
+
+    def end_all(self, reason: str) -> None:
+        """Kill every pod that there still is."""
+        for name in list(self._pools):
+            if name in self._retiring:  # being asked, which takes too long
+                self._spawn(self._kill(name, reason))
+            else:
+                self.condemn(name, reason, at_once=True)
+
+    def never_began(self, name: str, attempt: str) -> bool:
+        """Tell whether a pod that has died certainly never began an attempt."""
+        begun = self._begun.pop(name, None)
+        return begun is not None and attempt not in begun
 
     def observe(self, event: WatchEvent) -> None:
         """Take what the backend reports."""
@@ -151,6 +174,8 @@ class Fleet:
             self._forget(event.name)
             self._post(events.PodStartFailed(event.name, event.reason))
         elif isinstance(event, PodExited):
+            if event.begun is not None:
+                self._begun[event.name] = event.begun
             self._spawn(self._report_gone(event.name, event.reason))
 
     async def stop(self) -> None:
@@ -180,10 +205,7 @@ class Fleet:
 
     def retire(self, instruction: RetirePod) -> None:
         """Remove a pod; asked again while it is being removed, go on."""
-        if instruction.name not in self._retiring:
-            self._retiring.add(instruction.name)
-            self._metrics.retired(instruction.reason)
-            self._spawn(self._retire(instruction.name, instruction.reason))
+        self._begin_to_retire(instruction.name, instruction.reason)
 
     def annotate(self, instruction: AnnotatePod) -> None:
         """Persist annotations on a pod."""
@@ -194,6 +216,13 @@ class Fleet:
         self._spawn(self._prepare(instruction))
 
     # -- how it is done --------------------------------------------------------------------
+
+    def _begin_to_retire(self, name: str, reason: str, *, at_once: bool = False) -> None:
+        if name in self._retiring:
+            return
+        self._retiring.add(name)
+        self._metrics.retired(reason)
+        self._spawn(self._kill(name, reason) if at_once else self._retire(name, reason))
 
     async def _create(self, spec: PodSpec) -> None:
         try:
@@ -225,10 +254,14 @@ class Fleet:
         if await self._delete(name, 0.0):
             self._post(events.PodStartFailed(name, reason))
 
+    async def _kill(self, name: str, reason: str) -> None:
+        if await self._delete(name, 0.0):
+            self._post(events.PodGone(name, reason))
+
     async def _retire(self, name: str, reason: str) -> None:
         grace_seconds = _GRACE_SECONDS
         try:
-            await self.client(name).shutdown()
+            await self.client(name).shutdown(_SHUTDOWN_SECONDS)
         except (AgentUnreachable, AgentRefused, AgentLied):
             grace_seconds = 0.0  # it will not end by itself
         except KeyError:
@@ -293,6 +326,7 @@ class Fleet:
 
     def _forget(self, name: str) -> None:
         self._pools.pop(name, None)
+        self._begun.pop(name, None)
         self._retiring.discard(name)
         client = self._clients.pop(name, None)
         if client is not None:

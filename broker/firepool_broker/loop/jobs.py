@@ -172,6 +172,18 @@ class Jobs:
         except StoreError as error:
             log.warning("a note for %s is lost: %s", job_id, error)
 
+    async def tell_silence(self, job_id: str, text: str | None) -> None:
+        """Tell a running job's followers that its pod is silent, or (None) that it answers."""
+        live = self.live.get(job_id)
+        if live is None:
+            return
+        live.waiting = None if text is None else types.Waiting("pod_silent", text, 0)
+        self._announce(live)
+        if text is None:
+            text = "its pod answers again"
+        message = {"type": "note", "t": self._clock(), "level": "warning", "text": text}
+        await self.say(job_id, message)
+
     async def stop(self) -> None:
         """Give up what is being retried; what was committed stays."""
         for task in list(self._tasks):

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 #: A leader's lease. The embedded broker leads by holding a file lock, so this can be long.
 LEASE_SECONDS = 3600.0
 
+_STOP_SECONDS = 8.0
+_KILL_SECONDS = 3.0
+
 
 class Lifetime:
     """Decides when the broker ends, and waits until it may.
@@ -41,6 +44,10 @@ class Lifetime:
         Tells whether a panel or a follower is there.
     accept
         Ends (or begins) to take jobs.
+    hurry
+        Lets nobody wait for agents that are silent.
+    kill_pods
+        Kills every pod, for a reason.
     """
 
     def __init__(
@@ -51,7 +58,12 @@ class Lifetime:
         idle_exit_seconds: float | None,
         watched: Callable[[], bool],
         accept: Callable[[bool], None],
+        hurry: Callable[[], None],
+        kill_pods: Callable[[str], None],
     ) -> None:
+        self._hurry = hurry
+        self._kill_pods = kill_pods
+        self._limit: asyncio.TimerHandle | None = None
         self._dispatcher = dispatcher
         self._store = store
         self._clock = clock
@@ -68,8 +80,19 @@ class Lifetime:
 
     # -- ending ----------------------------------------------------------------------------
 
-    def end(self, drain: bool) -> None:
-        """Begin to end; draining lets what runs finish and removes the pods."""
+    def end(self, drain: bool, *, cancel: bool = False) -> None:
+        """Begin to end; draining lets what runs finish and removes the pods.
+
+        Parameters
+        ----------
+        drain
+            Remove the pods; otherwise they stay for the next broker.
+        cancel
+            What runs was cancelled: end in time, whatever the pods do.
+        """
+        if drain and cancel and self._limit is None:
+            loop = asyncio.get_running_loop()
+            self._limit = loop.call_later(_STOP_SECONDS, self._end_pods)
         if self._ending.is_set() and (self.draining or not drain):
             if not drain:
                 self._drained.set()  # asked again, and not to wait this time
@@ -78,7 +101,16 @@ class Lifetime:
         self._accept(False)
         if drain:
             self._dispatcher.post(events.DrainRequested())
+            self._hurry()
         self._ending.set()
+
+    def _end_pods(self) -> None:
+        """Kill the pods that are still there; the broker goes even if one cannot die."""
+        if self._dispatcher.machine.drained:
+            return
+        log.warning("the pods have not ended within %g s: they are killed", _STOP_SECONDS)
+        self._kill_pods("the broker was stopped")
+        asyncio.get_running_loop().call_later(_KILL_SECONDS, self._drained.set)
 
     def depose(self, reason: str) -> None:
         """End at once, because another broker leads."""

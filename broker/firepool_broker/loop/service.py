@@ -59,7 +59,9 @@ class Service:
     broker_info
         What ``whoami`` says about the broker.
     shut_down
-        Begins to end the broker.
+        Begins to end the broker: whether pods end too, and whether what runs was cancelled.
+    hurry
+        Lets nobody wait for a pod whose agent is silent.
     """
 
     def __init__(
@@ -72,7 +74,8 @@ class Service:
         blobs: BlobStore,
         clock: Callable[[], float],
         broker_info: Callable[[], types.BrokerInfo],
-        shut_down: Callable[[bool], None],
+        shut_down: Callable[[bool, bool], None],
+        hurry: Callable[[str], None],
     ) -> None:
         self._dispatcher = dispatcher
         self._machine = dispatcher.machine
@@ -84,6 +87,7 @@ class Service:
         self._clock = clock
         self._broker_info = broker_info
         self._shut_down = shut_down
+        self._hurry = hurry
         self._pending: dict[str, list[str]] = {}
         self._told_default: set[tuple[str, str | None]] = set()
         self._endings: dict[str, asyncio.Event] = {}
@@ -269,6 +273,7 @@ class Service:
         if owner is None or not (identity.operator or owner == identity.caller):
             raise NotFound(f"there is no pod {name}")
         self._dispatcher.post(happenings.RetireRequested(name))
+        self._hurry(name)
 
     async def events(self, identity: Identity) -> AsyncIterator[types.StreamEvent]:
         """Stream changes, for panels."""
@@ -298,7 +303,7 @@ class Service:
                             grace_seconds=_STOP_GRACE_SECONDS,
                         )
                     )
-        self._shut_down(drain)
+        self._shut_down(drain, cancel)
 
     def _not_accepting(self) -> str:
         if not self._ending:
