@@ -212,7 +212,7 @@ class BrokerConfig(_Section, frozen=True):
     """Pools by name. None: `cpu-small` (2 cores, 4 GiB, floor 1), `cpu` (all cores) and one pool
     for each kind of GPU found."""
     default_pool: str | None = None
-    """Pool of a request that names none; left out, `cpu-small` where there is one, or the only one."""
+    """Pool of a request that names none; left out, `cpu-small` or the only one."""
     isolation: Literal["auto", "process", "none"] = "auto"
     """What local pods are isolated by: `auto` takes namespaces where the machine allows them."""
     idle_exit_seconds: SecondsOrOff = SecondsOrOff(600.0)
