@@ -287,3 +287,26 @@ async def test_a_job_whose_row_was_refused_never_runs(start: Start) -> None:
     assert (await running.run(sku="cpu-small")).state == "SUCCEEDED"
     assert not (Path(opened.session_dir) / "ran").exists()
     assert not running.broker.dispatcher.machine.jobs
+
+
+async def test_a_refused_row_is_submitted_again_under_its_id_and_runs(start: Start) -> None:
+    class FullOnce(Store):
+        failing = 0
+
+        async def insert_job(self, row: Any, *, idempotency_key: Any = None) -> Any:
+            if self.failing > 0:
+                self.failing -= 1
+                raise StoreFull("no space left")
+            return await super().insert_job(row, idempotency_key=idempotency_key)
+
+    running = await start(store=FullOnce)
+    await running.session()
+    await running.run()
+    for number in range(5):
+        running.broker.store.failing = 1
+        fields: dict[str, Any] = {"id": f"again-{number}", "sku": "cpu-small"}
+        tries = [running.submit("print(1)", **fields) for _ in range(3)]
+        answers = await asyncio.gather(*tries, return_exceptions=True)
+        assert sum(isinstance(answer, StoreFull) for answer in answers) == 1, answers
+        assert (await running.wait(f"again-{number}")).state == "SUCCEEDED"
+    assert not running.broker.dispatcher.machine.jobs

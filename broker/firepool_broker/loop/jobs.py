@@ -206,7 +206,9 @@ class Jobs:
 
     def finish(self, instruction: FinishJob) -> None:
         """Commit a terminal state, and end the job's stream."""
-        self._spawn(self._finish(instruction))
+        live = self.live.get(instruction.job_id)
+        if live is not None:
+            self._spawn(self._finish(live, instruction))
 
     def notify(self, instruction: NotifyJob) -> None:
         """Show a job's waiting line."""
@@ -250,8 +252,7 @@ class Jobs:
             self._post(events.LaunchLost(instruction.job_id, instruction.attempt))
             return
         if not committed:
-            row = await self._store.get_job(instruction.job_id)
-            version = None if row is None else row.version
+            version = await self._version(instruction.job_id)
             self._post(events.LaunchLost(instruction.job_id, instruction.attempt, version))
             return
         row = live.row
@@ -272,6 +273,13 @@ class Jobs:
         self._post(events.LaunchCommitted(instruction.job_id, instruction.attempt))
         self._announce(live)
 
+    async def _version(self, job_id: str) -> int | None:
+        try:
+            row = await self._store.get_job(job_id)
+        except StoreError:
+            return None
+        return None if row is None else row.version
+
     async def _commit_requeue(self, instruction: CommitRequeue) -> None:
         live = self.live.get(instruction.job_id)
         if live is None:
@@ -289,10 +297,7 @@ class Jobs:
             )
             self._announce(live)
 
-    async def _finish(self, instruction: FinishJob) -> None:
-        live = self.live.get(instruction.job_id)
-        if live is None:
-            return
+    async def _finish(self, live: LiveJob, instruction: FinishJob) -> None:
         change = finish_change(instruction, live, self._clock())
         await self._transition(live, instruction.version, instruction.state.value, change)
         self.live.remove(instruction.job_id)

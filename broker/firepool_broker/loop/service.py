@@ -91,10 +91,12 @@ class Service:
         self._pending: dict[str, list[str]] = {}
         self._told_default: set[tuple[str, str | None]] = set()
         self._endings: dict[str, asyncio.Event] = {}
+        self._withdrawn: dict[str, asyncio.Event] = {}
         self._accepting = False
         self._ending = False
         jobs.on_finished(self._finished)
         dispatcher.listen(self._look_for_uploads)
+        dispatcher.listen(self._look_for_withdrawn)
 
     def accept(self, accepting: bool) -> None:
         """Begin or end to take jobs."""
@@ -127,10 +129,8 @@ class Service:
         setting = self._sessions.setting(row.caller, row.lease_tag, row.id)
         live = LiveJob(row=row, request=request, session_dir=setting.session_dir, silent=True)
         says_default = request.sku is None and request.shape is None and self._is_news(row)
-        same = self._jobs.live.get(row.id)
-        if same is not None and same.insertion is not None:
-            await asyncio.wait([same.insertion])  # the first of the two is the one that counts
-        if not (missing or says_default or idempotency_key is not None or same is not None):
+        unknown = await self._is_unknown(row.id)
+        if unknown and not (missing or says_default or idempotency_key is not None):
             return await self._submit_at_once(live, job)
         stored, created = await self._jobs.insert(live, idempotency_key)
         if not created:
@@ -158,19 +158,40 @@ class Service:
         try:
             stored, created = await asyncio.shield(live.insertion)
         except StoreError:
-            self._withdraw(live)
+            await self._withdraw(live)
             raise
         finally:
             live.insertion = None
         if not created:
-            self._withdraw(live)
+            await self._withdraw(live)
             return self._jobs.view(stored, None), False
         return self._jobs.view(live.row, live), True
 
-    def _withdraw(self, live: LiveJob) -> None:
-        """Forget a job that was placed and whose row was refused."""
+    async def _withdraw(self, live: LiveJob) -> None:
+        """Have a job forgotten that was placed and whose row was refused."""
+        forgotten = self._withdrawn[live.row.id] = asyncio.Event()
         self._jobs.live.remove(live.row.id)
         self._dispatcher.post(happenings.CancelRequested(live.row.id))
+        # its launch may still be on the way to being refused; nothing that is said about it then
+        # may reach another job of that id
+        await forgotten.wait()
+
+    async def _is_unknown(self, job_id: str) -> bool:
+        """Tell whether no unfinished job has an id, once nothing about it is under way."""
+        while True:
+            forgotten = self._withdrawn.get(job_id)
+            same = self._jobs.live.get(job_id)
+            if forgotten is not None:
+                await forgotten.wait()
+            elif same is None or same.insertion is None:
+                return same is None
+            else:
+                await asyncio.wait([same.insertion])
+                await asyncio.sleep(0)  # its submitter goes first
+
+    def _look_for_withdrawn(self, _: happenings.Event) -> None:
+        for job_id in [each for each in self._withdrawn if each not in self._machine.jobs]:
+            self._withdrawn.pop(job_id).set()
 
     def _note_first_use(self, live: LiveJob) -> None:
         first = self._sessions.first_use(live.row.caller, live.row.lease_tag)
