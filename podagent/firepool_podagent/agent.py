@@ -3,6 +3,9 @@
 It goes when it is told to, and when no broker has spoken to it for ``orphan_exit_seconds`` and its
 attempt (if any) is journalled to its end. With ``fence_seconds`` an attempt that no broker has
 looked after for that long is killed.
+
+It takes orders from its socket alone. Signals are ignored, since whatever runs in the pod can send
+them (to PID 1 of its own namespace, or as the same user): to end an agent ask it to, or kill it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +26,15 @@ from firepool_podagent import mounts, processes, wire
 from firepool_podagent.journal import AttemptLog
 from firepool_podagent.pod import Pod
 from firepool_podagent.server import Reply, Request, Server
+
+_HEARD = frozenset(
+    (
+        *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT),
+        *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT),
+        *(signal.SIGTRAP, signal.SIGSYS),
+    )
+)
+"""What can not be ignored, or tells of a fault of the agent's own."""
 
 
 class Epoch:
@@ -187,10 +200,17 @@ async def _send_result(log: AttemptLog, name: str, reply: Reply) -> None:
     else:
         raise wire.Refused("NotFound", f"the attempt has no separate result {name!r}")
     path = log.results / result["sha256"]
-    if not path.exists():
-        raise wire.Refused("NotFound", f"the result {name!r} was acknowledged and is gone")
-    reply.begin("application/octet-stream")
-    with open(path, "rb", buffering=0) as file:
+    try:
+        # The job made it, so it may be anything: what is no plain file is not read.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        raise wire.Refused(
+            "NotFound", f"the result {name!r} was acknowledged and is gone"
+        ) from None
+    with open(descriptor, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise wire.Refused("NotFound", f"the result {name!r} is no file")
+        reply.begin("application/octet-stream")
         while piece := file.read(1 << 20):
             await reply.chunk(piece)
     reply.end()
@@ -226,6 +246,8 @@ def serve(
     ready: Callable[[], None],
 ) -> None:
     """Be the agent until its end."""
+    for number in signal.valid_signals() - _HEARD:
+        signal.signal(number, signal.SIG_IGN)
     asyncio.run(_serve(config, listening, package, isolation, view, ready))
 
 
@@ -241,10 +263,6 @@ async def _serve(
         processes.become_subreaper()
     pod = Pod(config, isolation, view, package)
     agent = Agent(config, pod)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.stopping.set)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     server = Server(agent.handle)
     if listening.family == socket.AF_UNIX:
         accepting: asyncio.AbstractServer = await asyncio.start_unix_server(

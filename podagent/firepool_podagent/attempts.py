@@ -5,16 +5,24 @@ of the end of its tree. `Attempt` reads all four, puts what they say in order in
 signals on, watches time and memory, and decides what the end means. It ends when the supervisor has
 proved the tree gone (or the agent has done so in its place); only then are the rest of the output
 and the outcome written.
+
+None of the four is trusted. A frame that is not what it should be is left out with a note
+(`firepool_podagent.messages`); a supervisor that stays silent is replaced (`.silence`); anything
+unforeseen ends the attempt with `AttemptBrokenError` rather than leaving it without an end. While
+the disk has no room the job's output is not read, so the job waits and no more than the pipes hold
+is kept in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import secrets
 import signal
+import socket
 import struct
 import time
 from collections.abc import Callable
@@ -22,12 +30,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from firepool_podagent import processes, wire
+from firepool_podagent import messages, processes, verdict, wire
 from firepool_podagent.demultiplexer import RELEASE_SECONDS, STREAMS, Demultiplexer
 from firepool_podagent.journal import AttemptLog
 from firepool_podagent.memory import MemoryWatch
 from firepool_podagent.output import CappedOutput, Coalescer
-from firepool_podagent.templates import Spare, signal_name
+from firepool_podagent.silence import Silence
+from firepool_podagent.templates import Spare
 
 _HEADER = struct.Struct(">II")
 _FRAME_LIMIT_BYTES = 512 << 20
@@ -38,6 +47,26 @@ _SIGNALS = {
     "kill": signal.SIGKILL,
 }
 TREE_DEADLINE_SECONDS = processes.KILL_DEADLINE_SECONDS + 2.0
+ROOM_SECONDS = 0.1
+"""How often a full disk is tried again."""
+_NOTES_LIMIT = 10
+
+
+class AttemptBrokenError(RuntimeError):
+    """The agent cannot go on with an attempt: something is not as it has to be."""
+
+
+def _guarded(function: Callable[..., None]) -> Callable[..., None]:
+    """Make an error in what the loop calls the attempt's end, not a line in a log."""
+
+    @functools.wraps(function)
+    def call(attempt: Attempt, *args: Any) -> None:
+        try:
+            function(attempt, *args)
+        except Exception as error:  # noqa: BLE001 - raised again by whoever runs the attempt
+            attempt.fail(error)
+
+    return call
 
 
 @dataclass
@@ -105,6 +134,10 @@ class Attempt:
         self._watch: MemoryWatch | None = None
         self._paused: set[int] = set()
         self._open_pipes = {0, 1}
+        self._reading = True
+        self._room_timer: asyncio.TimerHandle | None = None
+        self._silence: Silence | None = None
+        self._bad_frames = 0
         self._release_timer: asyncio.TimerHandle | None = None
         self._flush_timer: asyncio.TimerHandle | None = None
         self.on_started: Callable[[], None] = lambda: None
@@ -115,10 +148,12 @@ class Attempt:
     def say(self, level: str, text: str) -> None:
         """Add a line for a person to the messages."""
         self.log.append({"type": "note", "level": level, "text": text})
+        self._wait_for_room()
 
     def status(self, phase: str, **fields: Any) -> None:
         """Add a status to the messages."""
         self.log.append({"type": "status", "phase": phase, **fields})
+        self._wait_for_room()
 
     @property
     def job_pid(self) -> int:
@@ -126,9 +161,17 @@ class Attempt:
         return self._spare.job if self._spare is not None else 0
 
     @property
-    def stopped_early(self) -> bool:
-        """Whether it was to end before it began."""
-        return self._spare is None and (self._forced is not None or self._interrupted)
+    def handed_off(self) -> bool:
+        """Whether a job was given the attempt."""
+        return self._handed_off is not None
+
+    def fail(self, error: Exception) -> None:
+        """End it because of an error of the agent's own."""
+        if not self._over.done():
+            broken = AttemptBrokenError(f"{type(error).__name__}: {error}")
+            broken.__cause__ = error
+            self._over.set_exception(broken)
+            self._over.exception()  # whoever runs the attempt may have ended already
 
     async def run(self, spare: Spare, tier: str, paths: dict[str, Any], tail: Path) -> None:
         """Hand the attempt to a spare and see it through to the end of its tree."""
@@ -147,6 +190,7 @@ class Attempt:
         )
         self._watch = watch
         self.tree.pids.add(spare.job)
+        self._silence = Silence(spare, self._lose_supervisor)
         order = json.dumps({**self.spec, "nonce": nonce, "paths": paths}).encode()
         watching = None
         try:
@@ -162,9 +206,13 @@ class Attempt:
             if watching is not None:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
-            for timer in (*self._timers, self._release_timer, self._flush_timer):
+            for timer in (
+                *(*self._timers, self._release_timer, self._flush_timer, self._room_timer),
+            ):
                 if timer is not None:
                     timer.cancel()
+            self._room_timer = None
+            self._silence.close()
             self.tree.pids |= watch.seen
 
     def _after(self, seconds: float, action: Callable[[], None]) -> None:
@@ -172,18 +220,19 @@ class Attempt:
 
     # --- what the supervisor says ----------------------------------------------------------------
 
+    @_guarded
     def _supervisor_says(self, message: dict[str, Any] | None) -> None:
         tree = self.tree
         if message is None:
-            if not self._over.done():
-                tree.supervisor_lost = True
-                self._over.set_result(None)
+            self._lose_supervisor()
         elif message["type"] == "exited":
             self._ended = time.time()
             tree.status = int(message["status"])
             tree.peak_kib = int(message["maxrss_kib"])
             self.on_exited()
-            self._after(TREE_DEADLINE_SECONDS, self._supervisor_is_stuck)
+            if self._silence is not None:
+                self._silence.job_ended_was_told()
+            self._after(TREE_DEADLINE_SECONDS, self._lose_supervisor)
         elif message["type"] == "dead":
             tree.clean = bool(message["clean"])
             tree.killed = list(message["killed"])
@@ -192,8 +241,8 @@ class Attempt:
             if not self._over.done():
                 self._over.set_result(None)
 
-    def _supervisor_is_stuck(self) -> None:
-        """Stop waiting for one that said nothing beyond its deadline: stopped, or worse."""
+    def _lose_supervisor(self) -> None:
+        """Go on without it: it is gone, or said nothing beyond its deadline."""
         if not self._over.done():
             self.tree.supervisor_lost = True
             self._over.set_result(None)
@@ -230,13 +279,18 @@ class Attempt:
 
     def _send_signal(self, name: str) -> None:
         if self._spare is not None and self._ended is None:
+            if self._silence is not None:
+                self._silence.wake()
             self._spare.tell({"type": "signal", "signal": int(_SIGNALS[name]), "group": True})
 
     def _kill(self) -> None:
         if self._spare is not None and self._ended is None:
             self._spare.tell({"type": "kill"})
-            self._after(TREE_DEADLINE_SECONDS, self._supervisor_is_stuck)
+            if self._silence is not None:
+                self._silence.expect_word()
+            self._after(TREE_DEADLINE_SECONDS, self._lose_supervisor)
 
+    @_guarded
     def _time_is_up(self) -> None:
         seconds = float(self.spec["timeout_seconds"])
         self._force("Timeout", f"the job ran longer than its {seconds:g} s")
@@ -244,6 +298,7 @@ class Attempt:
         grace = self.spec.get("terminate_grace_seconds")
         self._after(wire.TERMINATE_GRACE_SECONDS if grace is None else float(grace), self._kill)
 
+    @_guarded
     def _memory_hit(self, name: str, pid: int) -> None:
         limit = self.spec.get("memory_mib")
         if self._spare is not None and pid != self._spare.job:
@@ -258,6 +313,7 @@ class Attempt:
 
     # --- what the job says -----------------------------------------------------------------------
 
+    @_guarded
     def _read_pipe(self, stream: int) -> None:
         assert self._spare is not None
         try:
@@ -266,7 +322,7 @@ class Attempt:
             return
         if data:
             self._demultiplexer.feed(stream, data)
-            if self._demultiplexer.crowded(stream):
+            if self._reading and self._demultiplexer.crowded(stream):
                 # Whoever floods one stream waits for the fence of the other, at most a second.
                 self._loop.remove_reader(self._spare.pipes[stream])
                 self._paused.add(stream)
@@ -276,6 +332,7 @@ class Attempt:
             self._demultiplexer.end(stream)
         self._arrange_timers()
 
+    @_guarded
     def _read_channel(self) -> None:
         assert self._spare is not None
         try:
@@ -296,21 +353,35 @@ class Attempt:
             text_length, binary_length = _HEADER.unpack_from(self._buffer)
             total = _HEADER.size + text_length + binary_length
             if total > _FRAME_LIMIT_BYTES:
-                self._buffer.clear()
-                self.say("warning", f"a message of {total >> 20} MiB is more than a pod passes on")
+                self._refuse_frame(f"{total >> 20} MiB are more than a pod passes on")
+                self._close_channel()
                 return
             if len(self._buffer) < total:
                 return
             text = bytes(self._buffer[_HEADER.size : _HEADER.size + text_length])
             del self._buffer[:total]
-            with contextlib.suppress(ValueError):  # user code wrote into the channel
-                message = json.loads(text)
-                if isinstance(message, dict) and "type" in message:
-                    self._take(message)
+            try:
+                sequence, message = messages.decode(text)
+            except messages.BadFrameError as error:  # user code wrote into the channel
+                self._refuse_frame(str(error))
+            else:
+                self._take(sequence, message)
 
-    def _take(self, message: dict[str, Any]) -> None:
-        sequence = int(message.pop("seq", 0))
-        if message["type"] == "status" and message.get("phase") == "started":
+    def _refuse_frame(self, reason: str) -> None:
+        self._bad_frames += 1
+        if self._bad_frames <= _NOTES_LIMIT:
+            self.say("warning", f"a message of the job was left out: {reason}")
+
+    def _close_channel(self) -> None:
+        """Take no more frames: where the next one begins is not known. Text goes on."""
+        assert self._spare is not None
+        self._buffer.clear()
+        self._loop.remove_reader(self._spare.channel)
+        with contextlib.suppress(OSError):
+            self._spare.channel.shutdown(socket.SHUT_RDWR)
+
+    def _take(self, sequence: int, message: dict[str, Any]) -> None:
+        if message["type"] == "status" and message["phase"] == "started":
             if self._first_instruction is None:
                 self._first_instruction = float(message.get("time") or time.time())
                 self.on_started()
@@ -328,19 +399,56 @@ class Attempt:
         elif not self._demultiplexer.waiting and self._release_timer is not None:
             self._release_timer.cancel()
             self._release_timer = None
+        self._wait_for_room()
         self._resume()
+
+    def _wait_for_room(self) -> None:
+        """While the disk is full, read nothing more of the job, and try again."""
+        pressed = self._output.pressed if self._spare is not None else self.log.pressed
+        if pressed and self._room_timer is None:
+            self._set_reading(False)
+            self._room_timer = self._loop.call_later(ROOM_SECONDS, self._try_again)
+
+    @_guarded
+    def _try_again(self) -> None:
+        self._room_timer = None
+        room = self._output.retry() if self._spare is not None else self.log.retry()
+        if room:
+            self._set_reading(True)
+            self._arrange_timers()
+        else:
+            self._wait_for_room()
+
+    def _set_reading(self, reading: bool) -> None:
+        if self._spare is None or self._reading == reading or self._spare.closed:
+            return
+        self._reading = reading
+        for stream in self._open_pipes:
+            if reading:
+                self._loop.add_reader(self._spare.pipes[stream], self._read_pipe, stream)
+            else:
+                self._loop.remove_reader(self._spare.pipes[stream])
+        self._paused.clear()
+        if reading:
+            self._loop.add_reader(self._spare.channel, self._read_channel)
+        else:
+            self._loop.remove_reader(self._spare.channel)
 
     def _resume(self) -> None:
         assert self._spare is not None
+        if not self._reading:
+            return
         for stream in tuple(self._paused):
             if not self._demultiplexer.crowded(stream):
                 self._paused.discard(stream)
                 self._loop.add_reader(self._spare.pipes[stream], self._read_pipe, stream)
 
+    @_guarded
     def _flush(self) -> None:
         self._flush_timer = None
         self._coalescer.flush()
 
+    @_guarded
     def _release(self) -> None:
         self._release_timer = None
         self._demultiplexer.release()
@@ -353,6 +461,7 @@ class Attempt:
         spare = self._spare
         assert spare is not None
         self._loop.remove_reader(spare.channel)
+        self._reading = False
         with contextlib.suppress(OSError):
             while data := spare.channel.recv(_READ_BYTES):
                 self._buffer += data
@@ -377,22 +486,44 @@ class Attempt:
             if timer is not None:
                 timer.cancel()
         self._output.close()
-        spare.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the job's pipes, whatever they hold."""
+        if self._room_timer is not None:
+            self._room_timer.cancel()
+        spare = self._spare
+        if spare is not None and not spare.closed:
+            self._loop.remove_reader(spare.channel)
+            for descriptor in spare.pipes:
+                self._loop.remove_reader(descriptor)
+            spare.close()
 
     def outcome(self) -> dict[str, Any]:
         """Say what the end means, once the tree is gone and the output is complete."""
         end = self._end_frame or {}
-        self.imported = [str(name) for name in end.get("imported", ())]
+        self.imported = end.get("imported", [])
         status = self.tree.status
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
         exit_code = os.WEXITSTATUS(status) if status is not None and number is None else None
+        results = list(end.get("results", ()))
+        if not end and exit_code == 0:
+            results = verdict.not_brought_back(self.spec)
+            for result in results:
+                self.say("warning", f"{result['error']}: os._exit and its like end it at once")
         peak = max(self.tree.peak_kib >> 10, self._watch.peak_bytes >> 20 if self._watch else 0)
         return self._record(
             exit_code=exit_code,
             number=number,
-            error=self._error(exit_code, number, end),
+            error=verdict.error_of(
+                verdict.End(exit_code, number, self._end_frame),
+                self._forced,
+                self._interrupted,
+                self._watch,
+                self.spec.get("memory_mib"),
+            ),
             peak_mib=peak,
-            results=list(end.get("results", ())),
+            results=results,
             imports_seconds=end.get("imports_seconds"),
         )
 
@@ -403,8 +534,15 @@ class Attempt:
         elif self._interrupted:
             error_class, message = "Interrupted", "the job was interrupted before it began"
         return self._record(
-            exit_code=None, number=None, error=_error(error_class, message), peak_mib=None
+            exit_code=None, number=None, error=verdict.error(error_class, message), peak_mib=None
         )
+
+    def outcome_broken(self, error: Exception) -> dict[str, Any]:
+        """Return the outcome of an attempt that the agent could not see through to its end."""
+        message = f"the pod failed: {type(error).__name__}: {error}"
+        if isinstance(error, AttemptBrokenError):
+            message = f"the pod failed: {error}"
+        return self.outcome_without_job("PodLost" if self.handed_off else "LaunchFailed", message)
 
     def _record(
         self,
@@ -433,52 +571,3 @@ class Attempt:
             "results": results or [],
             "next": self.log.next,
         }
-
-    def _error(
-        self, exit_code: int | None, number: int | None, end: dict[str, Any]
-    ) -> dict[str, Any] | None:
-        told = end.get("error")
-        watch = self._watch
-        limit = self.spec.get("memory_mib")
-        if exit_code == 0 and self._forced is None:
-            return None
-        if watch is not None and watch.job_killed:
-            return _error(
-                "OOM",
-                f"the job needed more than its {limit} MiB of memory and was ended; ask for a "
-                "larger size or use less",
-            )
-        if self._forced is not None and (exit_code != 0 or end == {}):
-            error_class, message = self._forced
-            return _error(error_class, message, told)
-        if exit_code == 0:
-            return None  # it ended by itself before the signal reached it
-        if number == signal.SIGKILL and watch is not None and watch.kernel_killed():
-            return _error("OOM", "the kernel ended the job because its memory limit was reached")
-        if self._interrupted and (
-            number == signal.SIGINT or (told or {}).get("ename") == "KeyboardInterrupt"
-        ):
-            return _error("Interrupted", "the job was interrupted", told)
-        if number is not None:
-            name = signal_name(number)
-            return _error(
-                "Signal", f"the job was ended by {name}, which neither broker nor pod sent", told
-            )
-        if exit_code is None:
-            return _error(
-                "Signal", "the job's end could not be observed: its supervisor was killed"
-            )
-        if told and told.get("class"):
-            return {**_error(str(told["class"]), str(told.get("message") or "")), **told}
-        return _error("NonZeroExit", f"the job ended with exit code {exit_code}", told)
-
-
-def _error(error_class: str, message: str, told: dict[str, Any] | None = None) -> dict[str, Any]:
-    told = told or {}
-    return {
-        "class": error_class,
-        "message": message,
-        "ename": told.get("ename"),
-        "evalue": told.get("evalue"),
-        "traceback": told.get("traceback"),
-    }

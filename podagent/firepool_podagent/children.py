@@ -170,16 +170,24 @@ class Children:
                 (ended, stop), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED
             )
             if not ended.done():
-                control.send(b'{"type": "kill"}')
-                await asyncio.wait((ended,), timeout=2 * processes.KILL_DEADLINE_SECONDS)
+                await self._end_program(control, ended)
             read()
             listen()
+        except asyncio.CancelledError:
+            await self._end_program(control, ended)
+            raise
         finally:
             self._loop.remove_reader(reader)
             self._loop.remove_reader(control)
             os.close(reader)
             control.close()
         return os.waitstatus_to_exitcode(status), output.decode("utf-8", "replace")
+
+    @staticmethod
+    async def _end_program(control: socket.socket, ended: asyncio.Future[int]) -> None:
+        with contextlib.suppress(OSError):
+            control.send(b'{"type": "kill"}')
+        await asyncio.wait((ended,), timeout=2 * processes.KILL_DEADLINE_SECONDS)
 
     async def work(self, function: Callable[[], Any]) -> Any:
         """Run a function that blocks in a forked child; returns its JSON-able result.
@@ -213,6 +221,7 @@ class Children:
         except asyncio.CancelledError:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+            await asyncio.wait((status,), timeout=processes.KILL_DEADLINE_SECONDS)
             raise
         finally:
             self._loop.remove_reader(reader)
@@ -239,7 +248,7 @@ def _supervise_program(
         job = os.fork()
         if job == 0:
             os.setsid()
-            for number in (signal.SIGPIPE, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
                 signal.signal(number, signal.SIG_DFL)
             nothing = os.open(os.devnull, os.O_RDONLY)
             for target, source in ((0, nothing), (1, output), (2, output)):

@@ -5,8 +5,8 @@ machine that refuses half-way (a container that masks ``/proc``, a policy agains
 leaves nothing behind and the next weaker mode starts from a clean state:
 
 ``namespaces``
-    private mount, IPC and PID namespaces (inside a user namespace unless root). The agent is PID 1
-    of the pod: whoever kills it ends every process of the pod.
+    private mount, IPC, UTS and PID namespaces (inside a user namespace unless root). The agent is
+    PID 1 of the pod: whoever kills it ends every process of the pod.
 ``process``
     Linux without namespaces. The agent is a child subreaper.
 ``none``
@@ -144,7 +144,7 @@ def _write_facts(place: int, facts: dict[str, Any]) -> None:
 
 
 def _leave_namespaces() -> None:
-    flags = mounts.CLONE_NEWNS | mounts.CLONE_NEWIPC | mounts.CLONE_NEWPID
+    flags = mounts.CLONE_NEWNS | mounts.CLONE_NEWIPC | mounts.CLONE_NEWPID | mounts.CLONE_NEWUTS
     uid, gid = os.geteuid(), os.getegid()
     try:
         if uid == 0:
@@ -174,6 +174,7 @@ def _be_agent(
             view = mounts.View(directory)
             view.install(always_visible)
         if mode != "none":
+            mounts.drop_outside_capabilities()
             mounts.forbid_inspection()
 
         def announce() -> None:

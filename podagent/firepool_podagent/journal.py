@@ -3,6 +3,13 @@
 One folder per attempt, one NDJSON line per message, in segments that go as the broker
 acknowledges them. The outcome is the last line of the last segment and is on the disk
 (``fsync``) before anyone is told. A line that was torn by the death of the agent is not there.
+
+A full disk tears nothing and loses nothing while there is hope: a line that finds no room is taken
+back to the last whole one and waits in memory with those behind it (`AttemptLog.pressed`), and
+whoever feeds the log stops doing so until `AttemptLog.retry` has written them. For an attempt that
+ends meanwhile a reserve was set apart when there was room: it takes the outcome, and as much of
+what waits as it can hold.
+
 An attempt that was begun and has no outcome when an agent starts is ``lost``; it is never run again
 under the same id. After the outcome was acknowledged only a small record stays, so that starting a
 known attempt still answers with how it ended.
@@ -12,30 +19,59 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from firepool_podagent import strictjson
 from firepool_podagent.removal import Removal
 
 SEGMENT_BYTES = 4 << 20
 READ_BYTES = 256 << 10
 RECORDS_KEPT = 256
+RESERVE_BYTES = 1 << 20
+_NOTE_BYTES = 1 << 10
+_RESERVE_NAME = ".reserve"
 _INDEX_EVERY = 64
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """One NDJSON line, valid UTF-8 whatever the text holds."""
-    text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
-    try:
-        return text.encode() + b"\n"
-    except UnicodeEncodeError:  # a lone surrogate is no character that JSON readers accept
-        repaired = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        return repaired.encode() + b"\n"
+    """One NDJSON line, strict JSON in UTF-8 whatever the message holds."""
+    return strictjson.utf8_bytes(message) + b"\n"
+
+
+class Reserve:
+    """Room on the disk that nothing else can take, for the end of one attempt."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / _RESERVE_NAME
+
+    def ensure(self) -> None:
+        """Set the room apart, if it is not.
+
+        Raises
+        ------
+        OSError
+            The disk has none.
+        """
+        if self.path.exists():
+            return
+        temporary = self.path.with_name(f"{_RESERVE_NAME}.new")
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+            temporary.rename(self.path)
+        except OSError:
+            temporary.unlink()
+            raise
+        finally:
+            os.close(descriptor)
 
 
 @dataclass
@@ -44,6 +80,12 @@ class _Segment:
     first: int
     size: int = 0
     index: list[tuple[int, int]] = field(default_factory=list)
+
+    def note(self, number: int, length: int) -> None:
+        """Take note of a line that was written at the end."""
+        if (number - self.first) % _INDEX_EVERY == 0:
+            self.index.append((number, self.size))
+        self.size += length
 
     def offset_before(self, number: int) -> int:
         offset = 0
@@ -69,9 +111,11 @@ class AttemptLog:
         The agent that ran it died before the outcome.
     """
 
-    def __init__(self, folder: Path, attempt: str) -> None:
+    def __init__(self, folder: Path, attempt: str, reserve: Reserve | None = None) -> None:
         self.attempt = attempt
         self.folder = folder
+        self._reserve = reserve
+        self._backlog: deque[tuple[int, bytes]] = deque()
         self.next = 0
         self.outcome: dict[str, Any] | None = None
         self.reset: dict[str, Any] | None = None
@@ -105,7 +149,12 @@ class AttemptLog:
         self.folder.mkdir(mode=0o700)
         if with_results:
             self.results.mkdir(mode=0o700)
-        self._open_segment()
+        self._open_segment(0)
+
+    @property
+    def pressed(self) -> bool:
+        """Whether lines wait for room on the disk."""
+        return bool(self._backlog)
 
     def append(self, message: dict[str, Any]) -> int:
         """Write a message and return its number."""
@@ -115,51 +164,165 @@ class AttemptLog:
 
     def append_line(self, line: bytes) -> None:
         """Write a line that carries the next number already."""
-        segment = self._segments[-1]
-        if segment.size >= SEGMENT_BYTES:
-            segment = self._open_segment()
-        self._write(segment, line)
+        number = self.next
         self.next += 1
-        self._wake()
+        if self._backlog or not self._store(number, line):
+            self._backlog.append((number, line))
+        else:
+            self._wake()
+
+    def retry(self) -> bool:
+        """Write what waits for room; True when nothing waits any more."""
+        before = len(self._backlog)
+        while self._backlog and self._store(*self._backlog[0]):
+            self._backlog.popleft()
+        if len(self._backlog) < before:
+            self._wake()
+        return not self._backlog
 
     def finish(self, outcome: dict[str, Any]) -> None:
-        """Write the outcome and wait for the disk; only then does it exist for others."""
-        self._write(self._segments[-1], encode({"type": "outcome", **outcome}))
+        """Write the outcome and wait for the disk; only then does it exist for others.
+
+        Raises
+        ------
+        OSError
+            The disk takes neither the outcome nor all that waits before it; see
+            `finish_in_reserve`.
+        """
+        if not self.retry():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         assert self._file is not None
-        os.fdatasync(self._file)
+        segment = self._segments[-1]
+        size = segment.size
+        self._write(segment, self.next, encode({"type": "outcome", **outcome}))
+        try:
+            os.fdatasync(self._file)
+        except OSError:
+            self._truncate(segment, size)
+            raise
         self.outcome = outcome
         self._wake()
 
+    def finish_in_reserve(self, outcome: dict[str, Any], cut: bool) -> bool:
+        """Write what waits and the outcome into the room that was set apart for it.
+
+        Parameters
+        ----------
+        outcome : dict
+            Its ``next``, and results for which there is no room, are put right.
+        cut : bool
+            Whether messages may be left out, with a note of it, when there is no room for all.
+
+        Returns
+        -------
+        bool
+            False when messages would have to be left out, and nothing was done.
+
+        Raises
+        ------
+        OSError
+            The reserve is gone as well.
+        """
+        assert self._reserve is not None
+        room = RESERVE_BYTES - _NOTE_BYTES
+        outcome = _within(outcome, room)
+        room -= len(encode({"type": "outcome", **outcome}))
+        kept: list[tuple[int, bytes]] = []
+        for number, line in self._backlog:
+            if len(line) > room:
+                break
+            room -= len(line)
+            kept.append((number, line))
+        first = kept[0][0] if kept else self.next - len(self._backlog)
+        lost = len(self._backlog) - len(kept)
+        if lost and not cut:
+            return False
+        following = self.next
+        if lost:
+            following = first + len(kept)
+            text = f"{lost} messages of output were lost here: the pod's disk is full"
+            note = {"n": following, "type": "note", "level": "warning", "text": text}
+            kept.append((following, encode(note)))
+            following += 1
+        outcome["next"] = following
+        descriptor = os.open(self._reserve.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            path = self.folder / f"{first:012d}.ndjson"
+            segment = _Segment(path, first)
+            for number, line in [*kept, (following, encode({"type": "outcome", **outcome}))]:
+                _write_whole(descriptor, line)
+                segment.note(number, len(line))
+            os.ftruncate(descriptor, segment.size)
+            os.fdatasync(descriptor)
+            self._reserve.path.rename(path)
+        except OSError:
+            os.close(descriptor)
+            raise
+        if self._file is not None:
+            os.close(self._file)
+        self._file = descriptor
+        if self._segments and self._segments[-1].first == first:
+            self._segments.pop()  # it was empty, and has been replaced
+        self._segments.append(segment)
+        self._backlog.clear()
+        self.next = following
+        self.outcome = outcome
+        self._wake()
+        return True
+
     def report_reset(self, report: dict[str, Any]) -> None:
-        """Write the report of the reset that followed."""
-        self._write(self._segments[-1], encode({"type": "reset", **report}))
-        self.reset = report
+        """Write the report of the reset that followed.
+
+        On a full disk it is told and not written: an agent that starts anew takes the pod for one
+        that was not reset.
+        """
         assert self._file is not None
+        with contextlib.suppress(OSError):
+            self._write(self._segments[-1], self.next, encode({"type": "reset", **report}))
+        self.reset = report
         os.close(self._file)
         self._file = None
         if self._settled:
             self._trim()
         self._wake()
 
-    def _open_segment(self) -> _Segment:
+    def _open_segment(self, first: int) -> _Segment:
         if self._file is not None:
             os.fsync(self._file)
+        segment = _Segment(self.folder / f"{first:012d}.ndjson", first)
+        file = os.open(segment.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if self._file is not None:
             os.close(self._file)
-        segment = _Segment(self.folder / f"{self.next:012d}.ndjson", self.next)
-        self._file = os.open(
-            segment.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        self._file = file
         self._segments.append(segment)
         return segment
 
-    def _write(self, segment: _Segment, line: bytes) -> None:
-        if (self.next - segment.first) % _INDEX_EVERY == 0:
-            segment.index.append((self.next, segment.size))
-        view = memoryview(line)
+    def _store(self, number: int, line: bytes) -> bool:
+        """Write a line wholly or not at all; False when there is no room for it."""
+        try:
+            segment = self._segments[-1]
+            if segment.size >= SEGMENT_BYTES:
+                segment = self._open_segment(number)
+            self._write(segment, number, line)
+        except OSError:
+            return False
+        return True
+
+    def _write(self, segment: _Segment, number: int, line: bytes) -> None:
         assert self._file is not None
-        while view:
-            view = view[os.write(self._file, view) :]
-        segment.size += len(line)
+        try:
+            _write_whole(self._file, line)
+        except OSError:
+            self._truncate(segment, segment.size)
+            raise
+        segment.note(number, len(line))
+
+    def _truncate(self, segment: _Segment, size: int) -> None:
+        """Take back what was written of a line, so that none is ever half there."""
+        assert self._file is not None
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._file, size)
+        segment.size = size
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
@@ -211,8 +374,12 @@ class AttemptLog:
             return
         record = self.folder / "record.json"
         temporary = self.folder / ".record.json"
-        temporary.write_bytes(encode({"outcome": self.outcome, "reset": self.reset}))
-        temporary.rename(record)
+        try:
+            temporary.write_bytes(encode({"outcome": self.outcome, "reset": self.reset}))
+            temporary.rename(record)
+        except OSError:  # a full disk: the segments stay, which say the same
+            temporary.unlink(missing_ok=True)
+            return
         for segment in self._segments:
             with contextlib.suppress(FileNotFoundError):
                 segment.path.unlink()
@@ -236,15 +403,15 @@ class AttemptLog:
             self._segments.append(segment)
             self.next = segment.first
             for line, message in _lines(path):
+                number = self.next
                 if message.get("type") == "outcome":
                     self.outcome = {k: v for k, v in message.items() if k != "type"}
                 elif message.get("type") == "reset":
                     self.reset = {k: v for k, v in message.items() if k != "type"}
                 else:
-                    if (self.next - segment.first) % _INDEX_EVERY == 0:
-                        segment.index.append((self.next, segment.size))
-                    self.next = int(message["n"]) + 1
-                segment.size += len(line)
+                    number = int(message["n"])
+                    self.next = number + 1
+                segment.note(number, len(line))
         self.lost = self.outcome is None
         if self.outcome is not None and self.reset is None:
             self.reset = {
@@ -326,8 +493,13 @@ class Journal:
         self._folder = folder
         self.attempts: dict[str, AttemptLog] = {}
         folder.mkdir(mode=0o700, exist_ok=True)
+        self._reserve = Reserve(folder)
+        with contextlib.suppress(OSError):  # `begin` tries again, and says so
+            self._reserve.ensure()
         found = []
         for path in folder.iterdir():
+            if path.name.startswith(_RESERVE_NAME):
+                continue
             log = AttemptLog(path, unquote(path.name))
             log.load()
             found.append((path.stat().st_mtime, log))
@@ -335,9 +507,20 @@ class Journal:
             self.attempts[log.attempt] = log
 
     def begin(self, attempt: str, with_results: bool = True) -> AttemptLog:
-        """Start the record of a new attempt."""
-        log = AttemptLog(self._folder / quote(attempt, safe=":"), attempt)
-        log.begin(with_results)
+        """Start the record of a new attempt.
+
+        Raises
+        ------
+        OSError
+            The disk has no room for it, or none for its end.
+        """
+        self._reserve.ensure()
+        log = AttemptLog(self._folder / quote(attempt, safe=":"), attempt, self._reserve)
+        try:
+            log.begin(with_results)
+        except OSError:
+            Removal(log.folder).run()
+            raise
         self.attempts[attempt] = log
         self._forget_oldest()
         return log
@@ -347,6 +530,29 @@ class Journal:
         for log in done[: max(0, len(done) - RECORDS_KEPT)]:
             del self.attempts[log.attempt]
             Removal(log.folder).run()
+
+
+def _write_whole(descriptor: int, line: bytes) -> None:
+    view = memoryview(line)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _within(outcome: dict[str, Any], limit: int) -> dict[str, Any]:
+    """Return an outcome whose line is no longer than a limit, the largest parts left out first."""
+    outcome = dict(outcome)
+    if len(encode(outcome)) > limit // 2:
+        lost = "the pod's disk is full: there was no room for the value"
+        outcome["results"] = [
+            {**result, "data": None, "error": lost} if result.get("data") is not None else result
+            for result in outcome.get("results", ())
+        ]
+    if len(encode(outcome)) > limit // 2 and outcome.get("error"):
+        texts = {k: v[:1000] for k, v in outcome["error"].items() if isinstance(v, str)}
+        outcome["error"] = {**outcome["error"], **texts, "traceback": None}
+    if len(encode(outcome)) > limit // 2:
+        outcome["results"], outcome["killed"] = [], []
+    return outcome
 
 
 def _number(line: bytes) -> int | None:

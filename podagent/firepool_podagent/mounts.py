@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
@@ -32,6 +33,18 @@ _PR_SET_DUMPABLE = 4
 
 _SHARED_MEMORY_FOLDER = "/dev/shm"
 _QUEUE_FOLDER = "/dev/mqueue"
+
+
+_PR_CAPBSET_DROP = 24
+_CAPABILITY_VERSION = 0x20080522
+_OUTSIDE_CAPABILITIES = {
+    "CAP_SYS_MODULE": 16,
+    "CAP_SYS_RAWIO": 17,
+    "CAP_SYS_BOOT": 22,
+    "CAP_SYS_TIME": 25,
+    "CAP_WAKE_ALARM": 35,
+}
+"""What acts on the whole machine whatever the namespaces, and no notebook needs."""
 
 
 def _library() -> ctypes.CDLL:
@@ -71,6 +84,26 @@ def detach(target: str) -> None:
 def forbid_inspection() -> None:
     """Keep other processes of the same user from reading this one's memory."""
     _library().prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def drop_outside_capabilities() -> None:
+    """Give up what would let a root pod change the machine itself, its clock for instance.
+
+    For this process and, by its bounding set, for every program that is started from it. Without
+    the right to do so there is nothing to give up.
+    """
+    library = _library()
+    for number in _OUTSIDE_CAPABILITIES.values():
+        library.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: low words, then high ones
+    if library.capget(header, sets) != 0:
+        return
+    for number in _OUTSIDE_CAPABILITIES.values():
+        word, bit = divmod(number, 32)
+        for index in range(3 * word, 3 * word + 3):
+            sets[index] &= ~(1 << bit) & 0xFFFFFFFF
+    library.capset(header, sets)
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,16 @@ A first line goes out at once, so that a person sees it when it is printed (a pi
 newline waits a moment: ``print`` writes the two apart); what follows within 50 ms goes out as one
 message, so that a loop of prints does not become a flood of messages. Above the cap the first half
 has been sent live; of the rest the last half is kept (on the pod's disk, not in memory) and sent at
-the end, after a note that says how many bytes are missing. The writer is never held back.
+the end, after a note that says how many bytes are missing. The cap never holds the writer back; a
+disk without room does (`CappedOutput.pressed`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +102,27 @@ class CappedOutput:
         self._half = max(1, limit_bytes // 2)
         self._folder = folder
         self._sent = 0
-        self._parts: list[tuple[Path, int]] = []
-        self._part: int | None = None
+        self._parts: list[tuple[int, int]] = []  # descriptor of a nameless file, size
+        self._waiting: deque[bytes] = deque()
         self._dropped = 0
         self._kept_aside: list[bytes] = []
         self._part_count = 0
 
     @property
+    def pressed(self) -> bool:
+        """Whether messages wait for room on the disk."""
+        return bool(self._waiting) or self._log.pressed
+
+    def retry(self) -> bool:
+        """Write what waits for room; True when nothing waits any more."""
+        while self._waiting and self._store(self._waiting[0]):
+            self._waiting.popleft()
+        return self._log.retry() and not self._waiting
+
+    @property
     def over(self) -> bool:
         """Whether the live half is used up."""
-        return self._part_count > 0
+        return self._part_count > 0 or bool(self._waiting)
 
     def emit(self, message: dict[str, Any]) -> None:
         """Send a message, or set it aside for the tail."""
@@ -149,44 +161,52 @@ class CappedOutput:
 
     def _set_aside(self, message: dict[str, Any]) -> None:
         line = journal.encode(message)
+        if self._waiting or not self._store(line):
+            self._waiting.append(line)
+
+    def _store(self, line: bytes) -> bool:
+        """Put a line into the tail, wholly or not at all; False when there is no room for it."""
         part_limit = max(1, self._half // _TAIL_PARTS)
-        if self._part is None or self._parts[-1][1] >= part_limit:
-            self._open_part()
-        path, size = self._parts[-1]
-        assert self._part is not None
-        view = memoryview(line)
-        while view:
-            view = view[os.write(self._part, view) :]
-        self._parts[-1] = (path, size + len(line))
+        try:
+            if not self._parts or self._parts[-1][1] >= part_limit:
+                self._open_part()
+            part, size = self._parts[-1]
+            written = 0
+            while written < len(line):
+                written += os.pwrite(part, line[written:], size + written)
+        except OSError:  # what was written of it is written over
+            return False
+        self._parts[-1] = (part, size + len(line))
         while sum(size for _, size in self._parts[1:]) >= self._half:
             self._drop_part()
+        return True
 
     def _open_part(self) -> None:
-        if self._part is not None:
-            os.close(self._part)
         path = self._folder / f"tail-{self._part_count}.ndjson"
+        part = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        path.unlink()  # nobody else has a business with it, and it goes with the agent
         self._part_count += 1
-        self._part = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        self._parts.append((path, 0))
+        self._parts.append((part, 0))
+
+    def _take_part(self) -> Iterator[bytes]:
+        """Take the oldest part away, line by line."""
+        part, size = self._parts.pop(0)
+        with open(part, "rb") as file:
+            file.seek(0)
+            yield from file.read(size).splitlines(keepends=True)
 
     def _drop_part(self) -> None:
-        path, _ = self._parts.pop(0)
-        with open(path, "rb") as file:
-            for line in file:
-                message = json.loads(line)
-                if message["type"] not in _DROPPABLE:
-                    self._kept_aside.append(line)
-                elif message["type"] == "stream":
-                    self._dropped += len(message["text"].encode())
-                else:
-                    self._dropped += len(line)
-        path.unlink()
+        for line in self._take_part():
+            message = json.loads(line)
+            if message["type"] not in _DROPPABLE:
+                self._kept_aside.append(line)
+            elif message["type"] == "stream":
+                self._dropped += len(message["text"].encode())
+            else:
+                self._dropped += len(line)
 
     def close(self) -> int:
         """Send what was set aside; returns the number of bytes that are missing."""
-        if self._part is not None:
-            os.close(self._part)
-            self._part = None
         if self._dropped:
             text = (
                 f"{self._dropped} bytes of output were dropped here: a job shows the first and the "
@@ -195,11 +215,10 @@ class CappedOutput:
             self._log.append({"type": "note", "level": "warning", "text": text})
         for line in self._kept_aside:
             self._log.append(json.loads(line))
-        for path, _ in self._parts:
-            with open(path, "rb") as file:
-                for line in file:
-                    self._log.append(json.loads(line))
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-        self._parts.clear()
+        while self._parts:
+            for line in self._take_part():
+                self._log.append(json.loads(line))
+            self._log.retry()  # the part's own room is free now
+        while self._waiting:
+            self._log.append(json.loads(self._waiting.popleft()))
         return self._dropped

@@ -13,17 +13,19 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from firepool_podagent import mounts, processes, reset, wire
-from firepool_podagent.attempts import Attempt
+from firepool_podagent.attempts import ROOM_SECONDS, Attempt
 from firepool_podagent.children import ChildFailedError, Children
 from firepool_podagent.delivery import Deliveries
 from firepool_podagent.journal import AttemptLog, Journal
 from firepool_podagent.provision import Provisioner, ProvisionFailedError
 from firepool_podagent.templates import (
+    Spare,
     TemplateFailedError,
     Templates,
     environment_paths,
@@ -43,6 +45,9 @@ _SPARE_DELAY_SECONDS = 0.02
 # Turns of the loop in which whoever follows the attempt wakes and sends the outcome.
 _TURNS_TO_TELL = 4
 _SMALL_BYTES = 1 << 20
+_LINE_OFFSET_LIMIT = 1_000_000
+_FULL_DISK_SECONDS = 3.0
+"""How long an ended job's output waits for room on the disk before some of it is given up."""
 _OWN_FOLDER_SUFFIXES = ("HOME", "_CACHE", "_CACHE_DIR", "_CONFIG_DIR")
 
 
@@ -159,13 +164,20 @@ class Pod:
         if self._state != "idle":
             raise wire.Refused("Busy", f"the pod is {self._state}: {self._active or 'no attempt'}")
         _check_spec(attempt, spec)
-        blobs = [item["blob"] for item in spec.get("inputs", ()) if item.get("blob")]
+        blobs = [item["blob"] for item in spec.get("inputs") or () if item.get("blob")]
         self.deliveries.require(blobs, spec.get("package"))
+        has_results = bool(spec.get("outputs")) or spec["kind"] != "cell"
+        try:
+            log = self.journal.begin(attempt, has_results)
+        except OSError as error:
+            raise wire.Refused(
+                "Internal",
+                f"the pod's disk takes no attempt ({error.strerror}): free some of it, or give the "
+                "broker another home",
+            ) from None
         self._move("running")
         self._started += 1
         self._active = attempt
-        has_results = bool(spec.get("outputs")) or spec["kind"] != "cell"
-        log = self.journal.begin(attempt, has_results)
         self._attempt = Attempt(spec, log, time.time())
         self._running = asyncio.ensure_future(self._run(self._attempt, blobs))
         return True, log
@@ -225,6 +237,7 @@ class Pod:
 
     async def shutdown(self) -> None:
         """End everything; the folders of the pod that hold work are emptied."""
+        self.drain()
         self._templates.closed = True
         if self._later is not None:
             self._later.cancel()
@@ -239,26 +252,31 @@ class Pod:
 
     async def _run(self, attempt: Attempt, blobs: list[str]) -> None:
         findings = reset.Findings()
-        before = reset.Before.look(self._places)
         log = attempt.log
+        before: reset.Before | None = None
         try:
             try:
+                before = reset.Before.look(self._places)
                 self._places.begin()
                 outcome = await self._serve(attempt, blobs)
             except TemplateFailedError as error:
                 outcome = attempt.outcome_without_job("LaunchFailed", str(error))
             except ProvisionFailedError as error:
                 outcome = attempt.outcome_without_job(error.error_class, str(error))
-            except OSError as error:
-                outcome = attempt.outcome_without_job("LaunchFailed", f"the pod: {error}")
-            outcome["next"] = log.next
-            log.finish(outcome)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the attempt has an end
+                outcome = await self._give_up(attempt, error, findings)
+            await self._finish(log, outcome)
             self._move("resetting")
             for _ in range(_TURNS_TO_TELL):  # the outcome first: a person waits for it
                 await asyncio.sleep(0)
             self._templates.refill()  # forks while the pod is being emptied
             began = time.monotonic()
-            await self._reset(attempt, before, findings)
+            try:
+                if before is None:
+                    raise OSError("what the pod held before is not known")
+                await self._reset(attempt, before, findings)
+            except Exception as error:  # noqa: BLE001 - fail closed: a pod in doubt takes nothing
+                findings.problems.append(f"the reset failed: {type(error).__name__}: {error}")
             log.report_reset(findings.report(log.attempt, time.monotonic() - began))
         finally:
             self._attempt = self._active = None
@@ -269,19 +287,49 @@ class Pod:
         if attempt.job_pid and self._state in ("idle", "draining"):
             self._templates.prepare(attempt.spec.get("environment"), None, attempt.imported)
 
+    async def _give_up(
+        self, attempt: Attempt, error: Exception, findings: reset.Findings
+    ) -> dict[str, Any]:
+        """End an attempt after an error that nothing foresaw; the pod takes no other one."""
+        if not isinstance(error, OSError):
+            traceback.print_exception(error, file=sys.stderr)
+        if attempt.job_pid:
+            findings.problems.append(f"the agent failed: {type(error).__name__}: {error}")
+            await self._end_in_place(attempt)
+            try:
+                attempt.drain()
+            except Exception:  # noqa: BLE001 - the error that is told is the first one
+                traceback.print_exc(file=sys.stderr)
+                attempt.abandon()
+        return attempt.outcome_broken(error)
+
+    async def _finish(self, log: AttemptLog, outcome: dict[str, Any]) -> None:
+        """Write the outcome, on a full disk into the room that was set apart for it."""
+        deadline = time.monotonic() + _FULL_DISK_SECONDS
+        while log.outcome is None:
+            outcome["next"] = log.next
+            try:
+                log.finish(outcome)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    if log.finish_in_reserve(outcome, cut=time.monotonic() > deadline):
+                        return
+                await asyncio.sleep(ROOM_SECONDS)
+
     async def _serve(self, attempt: Attempt, blobs: list[str]) -> dict[str, Any]:
-        spec = attempt.spec
-        self.deliveries.belong_to(spec)
-        self._show_for_attempt(attempt)
-        package = await self._provisioner.package(attempt, self._places.run / "package")
-        overlays = await self._provisioner.overlays(attempt, package)
-        preload = [*self._config.get("preload", ()), *spec.get("preload", ())]
-        if preload:
-            self._templates.learn(spec.get("environment"), preload)
-        spare, tier = await self._templates.take(spec.get("environment"), spec.get("env"))
-        if attempt.stopped_early:
-            spare.close()
+        preparing = asyncio.ensure_future(self._prepare(attempt, blobs))
+        try:
+            await asyncio.wait((preparing, attempt.stopped), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if attempt.stopped.done() or not preparing.done():
+                preparing.cancel()
+                await asyncio.wait((preparing,))
+        if attempt.stopped.done():
+            if not preparing.cancelled() and preparing.exception() is None:
+                preparing.result()[0].close()
             return attempt.outcome_without_job("Cancelled", "the job was stopped before it began")
+        spare, tier, package, overlays = preparing.result()
+        spec = attempt.spec
         paths: dict[str, Any] = {
             "package": package,
             "blobs": {sha256: str(self.deliveries.blob(sha256)) for sha256 in blobs},
@@ -301,6 +349,21 @@ class Pod:
         attempt.drain()
         self._tell_of_killed(attempt)
         return attempt.outcome()
+
+    async def _prepare(
+        self, attempt: Attempt, blobs: list[str]
+    ) -> tuple[Spare, str, str | None, list[str]]:
+        """Get a spare and what the job needs; may be cancelled at any time."""
+        spec = attempt.spec
+        self.deliveries.belong_to(spec)
+        self._show_for_attempt(attempt)
+        package = await self._provisioner.package(attempt, self._places.run / "package")
+        overlays = await self._provisioner.overlays(attempt, package)
+        preload = [*self._config.get("preload", ()), *spec.get("preload", ())]
+        if preload:
+            self._templates.learn(spec.get("environment"), preload)
+        spare, tier = await self._templates.take(spec.get("environment"), spec.get("env"))
+        return spare, tier, package, overlays
 
     def _refill_soon(self) -> None:
         # While the job runs, unless it is short: then a fork would only delay its end.
@@ -396,9 +459,44 @@ class Pod:
 def _check_spec(attempt: str, spec: dict[str, Any]) -> None:
     if spec.get("attempt") != attempt:
         raise wire.Refused("BadRequest", "the attempt in the path is another one", "attempt")
+    if attempt in _NO_NAMES or len(attempt) > _ID_LIMIT or not attempt.isprintable():
+        raise wire.Refused("BadRequest", "this is no attempt's name", "attempt")
     for name in ("kind", "session_dir"):
         if not isinstance(spec.get(name), str):
             raise wire.Refused("BadRequest", f"{name} is missing", name)
+    offset = spec.get("line_offset")
+    if offset is not None and not (type(offset) is int and 0 <= offset <= _LINE_OFFSET_LIMIT):
+        raise wire.Refused(
+            "BadRequest",
+            f"line_offset is a number of lines, at most {_LINE_OFFSET_LIMIT}",
+            "line_offset",
+        )
+    for name, kind in _KINDS.items():
+        value = spec.get(name)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise wire.Refused("BadRequest", f"{name} has the wrong type", name)
+    if not all(isinstance(item, dict) for item in spec.get("inputs") or ()):
+        raise wire.Refused("BadRequest", "an input is no object", "inputs")
+
+
+_NO_NAMES = frozenset(("", ".", "..", ".reserve", ".reserve.new"))
+_ID_LIMIT = 200
+_KINDS: dict[str, Any] = {
+    "inputs": list,
+    "outputs": list,
+    "env": dict,
+    "protected_env": dict,
+    "environment": dict,
+    "requirements": list,
+    "requirements_options": dict,
+    "preload": list,
+    "package": str,
+    "timeout_seconds": (int, float),
+    "terminate_grace_seconds": (int, float),
+    "memory_mib": (int, float),
+    "output_limit_bytes": int,
+    "inline_result_bytes": int,
+}
 
 
 def _names_own_folder(name: str) -> bool:

@@ -92,7 +92,12 @@ class Spare:
                 return
             except OSError:
                 packet = b""
-            message = json.loads(packet) if packet else None
+            try:
+                message = json.loads(packet) if packet else None
+                if message is not None:
+                    message["type"]
+            except (ValueError, TypeError, KeyError):  # not its supervisor's words: as if it died
+                message = None
             if message is not None and message["type"] == "parked":
                 self.job = int(message["pid"])
                 with contextlib.suppress(OSError):  # an attempt's memory watch works without it
@@ -209,11 +214,14 @@ class Template:
             return ""
 
     def retire(self) -> None:
-        """Let it go: it exits when its control socket closes."""
+        """End it, and whatever it started for its own use; its spares are in sessions of theirs."""
         if not self.gone:
             self.gone = True
             asyncio.get_running_loop().remove_reader(self.control)
         self.control.close()
+        if self.pid:  # closing is not enough for an interpreter that never came to listen
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
         for spare in self._forks.values():
             spare.close()
         self._forks.clear()
@@ -336,7 +344,12 @@ class Templates:
                 template = self._replace(environment)
             if not template.ready.done():
                 tier = "fresh"
-            await _within(template.ready, READY_SECONDS, "the interpreter did not start")
+            try:
+                await _within(template.ready, READY_SECONDS, "the interpreter did not start")
+            except (asyncio.CancelledError, TemplateFailedError):
+                if template is self._template and not template.ready.done():
+                    self.forget()  # nobody waits for it any more
+                raise
             spare, self._spare = self._spare, None
             if spare is None:
                 spare = template.fork()
@@ -344,6 +357,9 @@ class Templates:
                 tier = "parked"
             try:
                 await _within(spare.parked, FORK_SECONDS, "the interpreter did not fork")
+            except asyncio.CancelledError:
+                spare.close()
+                raise
             except TemplateFailedError:
                 spare.close()
                 tier = "fork"

@@ -64,6 +64,7 @@ ERROR_CLASSES: Final = (
     "RequirementsFailed",
     "PackageInvalid",
     "LaunchFailed",
+    "PodLost",
 )
 """Classes of an outcome's error."""
 
