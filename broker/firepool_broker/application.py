@@ -346,6 +346,23 @@ class Broker:
         finally:
             await self.stop()
 
+    async def abandon(self) -> None:
+        """Let go what a start that failed had opened; pods stay as they are."""
+        if hasattr(self, "_api"):
+            self._unpublish()
+            self.dispatcher.stop()
+            if hasattr(self, "_server"):
+                self._server.stop()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.attempts.stop()
+            await self.jobs.stop()
+            await self.fleet.stop()
+            await self.backend.stop()
+        if hasattr(self, "store"):
+            await self.store.close()
+
     async def stop(self) -> None:
         """End now; pods that are still there stay for the next broker."""
         self._unpublish()

@@ -2,9 +2,9 @@
 
 One broker per user and machine. Whoever needs it first starts it, detached from themselves; a
 file lock makes a race of starters start one; "ready" is an event on a pipe. It is found through
-a *connection file* (socket, token, wire version, process) named by host and boot, because a home
-folder may be shared between machines. Nothing of this needs more than the standard library, and
-importing it costs a kernel a few milliseconds.
+a *connection file* (socket, token, wire version, process) named by the machine's boot, because a
+home folder may be shared between machines, and a machine may change its name. Nothing of this
+needs more than the standard library, and importing it costs a kernel a few milliseconds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from typing import IO, Any, NamedTuple
 
 from firepool_broker import processes
+from firepool_broker.durable import write_durably
 
 __all__ = [
     "WIRE_VERSION",
@@ -122,9 +123,12 @@ def home() -> Paths:
 
 
 def connection_path(paths: Paths | None = None) -> str:
-    """Name the connection file of this host and boot."""
-    host = "".join(c if c.isalnum() else "-" for c in os.uname().nodename.split(".")[0]) or "host"
-    return os.path.join((paths or home()).runtime_dir, f"broker-{host}-{_boot_id()[:8]}.json")
+    """Name the connection file of this boot of this machine.
+
+    No two boots of any two machines share their id. The host's name is left out: a laptop gets
+    another one with each network, and its broker is the same.
+    """
+    return os.path.join((paths or home()).runtime_dir, f"broker-{_boot_id()[:16]}.json")
 
 
 def find(paths: Paths | None = None) -> Connection | None:
@@ -149,18 +153,30 @@ def read_connection(path: str) -> Connection | None:
             if status.st_uid != os.getuid():
                 return None  # somebody else's file must never get our requests
             document = json.load(file)
-        return Connection(**{name: document[name] for name in Connection._fields})
+        return _connection(document)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def write_connection(path: str, connection: Connection) -> None:
     """Publish a connection atomically, readable by its owner only."""
-    temporary = f"{path}.{os.getpid()}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump(connection._asdict(), file)
-    os.replace(temporary, path)
+    write_durably(path, json.dumps(connection._asdict()).encode())
+
+
+def _connection(document: Any) -> Connection:
+    """Check a connection that was written as JSON; raises what reading it raises."""
+    found = Connection(**{name: document[name] for name in Connection._fields})
+    texts = (found.socket, found.token, found.version)
+    numbers = (found.wire, found.pid, found.start_time)
+    if not all(type(text) is str for text in texts):
+        raise TypeError("a text is none")
+    if not all(type(number) is int for number in numbers):
+        raise TypeError("a number is none")
+    if type(found.started_at) not in (int, float):
+        raise TypeError("started_at is no time")
+    if found.pid <= 0 or not found.socket.startswith("/") or not found.token.isascii():
+        raise ValueError("it names no process or no socket")
+    return found
 
 
 def ensure_running(timeout_seconds: float = 10.0) -> Connection:
@@ -183,7 +199,7 @@ def ensure_running(timeout_seconds: float = 10.0) -> Connection:
     if connection is not None and connection.wire == WIRE_VERSION:
         return connection
     deadline = time.monotonic() + timeout_seconds
-    with open(f"{connection_path(paths)[: -len('.json')]}.lock", "a") as lock:
+    with _opened(f"{connection_path(paths)[: -len('.json')]}.lock") as lock:
         _lock(lock, deadline, timeout_seconds)
         connection = find(paths)  # another starter may have been faster
         if connection is not None and connection.wire != WIRE_VERSION:
@@ -215,7 +231,8 @@ def stop(
     Returns
     -------
     bool
-        False when none ran.
+        False when none ran. Pods that a broker which is gone had left are ended all the same, and
+        count as one that ran.
 
     Raises
     ------
@@ -224,7 +241,7 @@ def stop(
     """
     connection = connection or find()
     if connection is None:
-        return False
+        return drain and _end_leftovers(home(), timeout_seconds) > 0
     body = {"drain": drain, "cancel": True} if cancel else {"drain": drain}
     deadline = time.monotonic() + timeout_seconds
     _shutdown(connection, body)
@@ -244,6 +261,30 @@ def stop(
     return True
 
 
+def _end_leftovers(paths: Paths, timeout_seconds: float) -> int:
+    """End the pods of a broker that does not run, and perhaps cannot."""
+    import fcntl
+
+    with _opened(os.path.join(paths.state_dir, "broker.lock")) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0  # one is starting, or ending: they are its own
+        from firepool_broker.backends.leftovers import end_pods
+
+        try:
+            return end_pods(os.path.join(paths.state_dir, "pods"), timeout_seconds)
+        except TimeoutError as error:
+            raise EmbeddedError(f"a pod could not be ended: {error}") from error
+
+
+def _opened(path: str) -> IO[str]:
+    try:
+        return open(path, "a", encoding="utf-8")
+    except OSError as error:
+        raise BrokerStartFailed(f"{path} cannot be written: {error.strerror}") from error
+
+
 def _start(paths: Paths, deadline: float, timeout_seconds: float) -> Connection:
     import select
     import subprocess
@@ -253,9 +294,9 @@ def _start(paths: Paths, deadline: float, timeout_seconds: float) -> Connection:
     environment = {k: v for k, v in os.environ.items() if k not in _START_UP_HOOKS}
     reader, writer = os.pipe()
     try:
-        with open(log_path, "ab") as log, open(os.devnull, "rb") as nothing:
-            log_start = log.tell()
-            try:
+        try:
+            with open(log_path, "ab") as log, open(os.devnull, "rb") as nothing:
+                log_start = log.tell()
                 process = subprocess.Popen(
                     [*command, "--ready-fd", str(writer)],
                     stdin=nothing,
@@ -266,15 +307,16 @@ def _start(paths: Paths, deadline: float, timeout_seconds: float) -> Connection:
                     pass_fds=[writer],
                     start_new_session=True,
                 )
-            except OSError as error:
-                raise BrokerStartFailed(f"{sys.executable} cannot be started: {error}") from error
+        except OSError as error:
+            raise BrokerStartFailed(f"{sys.executable} cannot be started: {error}") from error
         os.close(writer)
         writer = -1
         heard = b""
         while not heard.endswith(b"\n"):
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([reader], [], [], left)[0]:
-                process.poll()
+                _end_starting(process.pid, reader)
+                process.wait()
                 raise BrokerStartFailed(
                     f"the broker was not ready within {timeout_seconds:g} s (its log: {log_path})"
                     + _tail(log_path, log_start)
@@ -288,7 +330,10 @@ def _start(paths: Paths, deadline: float, timeout_seconds: float) -> Connection:
                 )
             heard += piece
         process.wait()  # only the detaching parent: the broker itself is nobody's child by now
-        started = Connection(**json.loads(heard))
+        document = json.loads(heard)
+        if "error" in document:
+            raise BrokerStartFailed(f"the broker could not start: {document['error']}")
+        started = _connection(document)
         if started.wire != WIRE_VERSION:
             raise BrokerStartFailed(
                 f"the broker that {sys.executable} starts is of another wire version"
@@ -299,6 +344,24 @@ def _start(paths: Paths, deadline: float, timeout_seconds: float) -> Connection:
         os.close(reader)
         if writer >= 0:
             os.close(writer)
+
+
+def _end_starting(group: int, reader: int) -> None:
+    """End a broker that does not become ready: nobody would wait for it, and all for its lock.
+
+    It is nobody's child any more, but still of the session that was made for it. Its end of the
+    pipe tells when it is gone.
+    """
+    import select
+    import signal
+
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(group, number)
+        except ProcessLookupError:
+            return
+        if select.select([reader], [], [], _DYING_SECONDS)[0]:
+            return
 
 
 def _hand_over(connection: Connection, deadline: float) -> None:

@@ -12,12 +12,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
 from firepool_broker import embedded
 from firepool_broker.application import Broker
 from firepool_broker.config import BrokerConfig, load
+from firepool_broker.store.errors import StoreError
 
 __all__ = ["main", "run"]
 
@@ -45,8 +47,12 @@ def main(arguments: list[str]) -> int:
         path = options.config or os.environ.get("FIREPOOL_CONFIG")
         config = load(Path(path) if path else None, os.environ)
         return run(config, options.ready_fd)
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"firepool broker: {error}", file=sys.stderr)
+    except (ValueError, OSError, RuntimeError, StoreError) as error:
+        # the log may be what is broken (a full disk): the starter hears the reason all the same
+        if options.ready_fd is not None:
+            _tell(options.ready_fd, {"error": str(error)})
+        with contextlib.suppress(OSError):
+            print(f"firepool broker: {error}", file=sys.stderr, flush=True)
         return 2
 
 
@@ -84,7 +90,11 @@ async def _serve(config: BrokerConfig, paths: embedded.Paths, ready_fd: int | No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, broker.end, False)
-    connection = await broker.start()
+    try:
+        connection = await broker.start()
+    except BaseException:
+        await broker.abandon()
+        raise
     log.info("broker %s is ready, pid %d", connection.version, connection.pid)
     if ready_fd is not None:
         _tell_ready(ready_fd, connection)
@@ -93,11 +103,15 @@ async def _serve(config: BrokerConfig, paths: embedded.Paths, ready_fd: int | No
 
 
 def _tell_ready(ready_fd: int, connection: embedded.Connection) -> None:
-    line = json.dumps(connection._asdict()) + "\n"
+    _tell(ready_fd, connection._asdict())
+
+
+def _tell(ready_fd: int, document: Mapping[str, object]) -> None:
     # who started this broker may be gone by now; whoever needs it next finds it all the same
-    with contextlib.suppress(BrokenPipeError):
-        os.write(ready_fd, line.encode())
-    os.close(ready_fd)
+    with contextlib.suppress(OSError):
+        os.write(ready_fd, (json.dumps(document) + "\n").encode())
+    with contextlib.suppress(OSError):
+        os.close(ready_fd)
 
 
 def _wait_for_predecessor(lock: IO[str], paths: embedded.Paths) -> embedded.Connection | None:

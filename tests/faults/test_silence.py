@@ -173,10 +173,10 @@ async def test_silence_alone_is_said_once_and_ends_nothing(guarded: Guarded) -> 
 
 async def test_an_agent_that_nobody_can_ever_reach_again_is_given_up(guarded: Guarded) -> None:
     guarded.fleet.state = AgentAbsent("no socket")
-    await guarded.silent_for(20)
-    await guarded.silent_for(20)
+    await guarded.silent_for(11)
+    await guarded.silent_for(5)
     assert guarded.fleet.condemned == []
-    await guarded.silent_for(61)
+    await guarded.silent_for(21)
     assert "nobody listens" in guarded.fleet.condemned[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from firepool_broker import embedded, processes
-from firepool_broker.testing import Api
+from firepool_broker.identity.keys import load_secret
+from firepool_broker.testing import Api, assert_nothing_left, kill_hard, processes_of
 
 
 @pytest.fixture
@@ -100,14 +102,16 @@ def test_network_file_systems_are_told_from_the_mount_table(
     assert not embedded._is_local("/mnt/far/x")
 
 
-def test_the_connection_file_is_named_by_host_and_boot_and_private(
-    connection: embedded.Connection,
+def test_the_connection_file_is_named_by_the_boot_alone_and_private(
+    connection: embedded.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(embedded.connection_path())
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "")[:8]
-    assert path.name.startswith(f"broker-{os.uname().nodename.split('.')[0]}")
-    assert path.name.endswith(f"-{boot}.json")
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "")
+    assert path.name == f"broker-{boot[:16]}.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert embedded.find() == connection
+    renamed = os.uname_result(("Linux", "renamed", "", "", ""))
+    monkeypatch.setattr(os, "uname", lambda: renamed)
     assert embedded.find() == connection
 
 
@@ -133,6 +137,109 @@ def test_a_pid_that_was_handed_on_does_not_count(connection: embedded.Connection
 def test_a_file_that_says_nothing_is_no_broker(firepool_home: Path, content: str) -> None:
     Path(embedded.connection_path()).write_text(content)
     assert embedded.find() is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"socket": 5},
+        {"socket": "relative"},
+        {"token": None},
+        {"token": "\u2026"},
+        {"wire": "1"},
+        {"pid": "7"},
+        {"pid": True},
+        {"pid": -1},
+        {"start_time": 1.5},
+        {"version": 1},
+        {"started_at": "now"},
+    ],
+    ids=str,
+)
+def test_a_file_of_other_types_is_no_broker(
+    connection: embedded.Connection, wrong: dict[str, object]
+) -> None:
+    Path(embedded.connection_path()).write_text(json.dumps({**connection._asdict(), **wrong}))
+    assert embedded.find() is None
+
+
+def test_what_cannot_be_written_is_not_there_half(
+    firepool_home: Path, connection: embedded.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk leaves the old file, or none, and says why."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    secret = firepool_home / "secret"
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match=f"No space left on device.*{secret}"):
+        load_secret(str(secret))
+    with pytest.raises(OSError, match="No space left"):
+        embedded.write_connection(embedded.connection_path(), connection._replace(token="x"))
+    monkeypatch.undo()
+    assert not secret.exists()
+    assert not list(firepool_home.glob("**/*.new"))
+    assert embedded.read_connection(str(next((firepool_home / "run").glob("*.json")))) == connection
+    assert len(load_secret(str(secret))) == 32
+
+
+def test_a_start_that_fails_is_explained_even_when_its_log_cannot_be_written(
+    firepool_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded.home()
+    log = firepool_home / "state" / "broker.log"
+    log.symlink_to("/dev/full")
+    (firepool_home / "state" / "firepool.db").write_bytes(b"junk" * 1000)
+    with pytest.raises(embedded.BrokerStartFailed, match=r"firepool\.db is damaged") as caught:
+        embedded.ensure_running()
+    assert "Move it aside" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_broker_that_is_not_ready_in_time_is_ended(
+    firepool_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = firepool_home / "stuck" / "firepool_broker"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(
+        "import os, signal, sys\n"
+        "if os.fork(): os._exit(0)\n"
+        f"open({str(firepool_home / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "while True: signal.pause()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    with pytest.raises(embedded.BrokerStartFailed, match="was not ready within 1 s"):
+        embedded.ensure_running(timeout_seconds=1)
+    pid = int((firepool_home / "pid").read_text())
+    assert processes.wait_for_exit(pid, processes.start_time(pid) or 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("secret", b"", "does not hold the broker's secret"),
+        ("firepool.db", b"junk" * 1000, "is damaged"),
+    ],
+)
+def test_pods_of_a_state_that_no_broker_can_read_are_ended_by_stop(
+    broker: embedded.Connection, firepool_home: Path, name: str, content: bytes, said: str
+) -> None:
+    with Api(broker) as api:
+        api.run("print(1)")
+    kill_hard(broker)
+    pods = processes_of(firepool_home)
+    assert pods
+    for path in (firepool_home / "state").glob(f"{name}*"):
+        path.unlink()
+    (firepool_home / "state" / name).write_bytes(content)
+    with pytest.raises(embedded.BrokerStartFailed, match=said):
+        embedded.ensure_running()
+    assert embedded.stop() is True
+    assert_nothing_left(firepool_home, 5)
+    assert embedded.stop() is False
 
 
 def test_a_broker_that_cannot_start_says_why(

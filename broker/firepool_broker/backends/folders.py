@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -28,11 +29,25 @@ def read_json(path: str) -> dict[str, Any] | None:
 
 
 def write_json(path: str, document: Mapping[str, Any]) -> None:
-    """Replace a record atomically. It need not survive the machine: its pods do not either."""
+    """Replace a record atomically, or leave it as it was.
+
+    It is not synced, for that would hold up the loop, and it need not survive the machine: its
+    pods do not either.
+
+    Raises
+    ------
+    OSError
+        When that is not possible, naming the file and the reason.
+    """
     temporary = f"{path}.new"
-    with open(temporary, "w", encoding="utf-8", opener=_private) as file:
-        json.dump(document, file)
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8", opener=_private) as file:
+            json.dump(document, file)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise OSError(error.errno, error.strerror, path) from error
 
 
 def discard(directory: str) -> None:

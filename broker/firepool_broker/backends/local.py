@@ -25,7 +25,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -355,8 +355,11 @@ class LocalBackend:
         document = read_json(os.path.join(pod.directory, "agent.json"))
         if document is None or document.get("uid") != pod.uid:
             return False
-        pod.agent = (int(document["pid"]), int(document["start_time"]))
-        pod.isolation = str(document["isolation"])
+        try:
+            pod.agent = (int(document["pid"]), int(document["start_time"]))
+            pod.isolation = str(document["isolation"])
+        except (KeyError, TypeError, ValueError):
+            return False
         return True
 
     # -- watching --------------------------------------------------------------------------
@@ -480,15 +483,12 @@ class LocalBackend:
     async def _adopt(self, name: str) -> None:
         directory = os.path.join(self.directory, name)
         document = read_json(os.path.join(directory, "state.json"))
-        if document is None or document.get("name") != name:
+        launched = None if document is None else _launched(document)
+        if document is None or document.get("name") != name or not _is_record(document):
             # a folder without a record belongs to nobody, and nobody may be given its pod
             log.warning("removing %s: it has no readable state.json", directory)
-            agent = read_json(os.path.join(directory, "agent.json"))
-            if agent is not None:
-                processes.kill(int(agent["pid"]), int(agent["start_time"]))
-            await asyncio.to_thread(discard, directory)
+            await asyncio.to_thread(_remove_unknown, directory)
             return
-        launched = document.get("launched")
         pod = _Pod(
             name=name,
             uid=document["uid"],
@@ -496,7 +496,7 @@ class LocalBackend:
             socket=document["socket"],
             annotations=AnnotationFile(os.path.join(directory, "annotations")),
             document=document,
-            launched=(launched[0], launched[1]) if launched else None,
+            launched=launched,
         )
         pod.annotations.load()
         self._pods[name] = pod
@@ -564,6 +564,28 @@ class LocalBackend:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _is_record(document: Mapping[str, Any]) -> bool:
+    texts = all(isinstance(document.get(key), str) for key in ("uid", "socket", "pool", "revision"))
+    return texts and isinstance(document.get("created_at"), int | float)
+
+
+def _launched(document: Mapping[str, Any]) -> tuple[int, int] | None:
+    match document.get("launched"):
+        case [int(pid), int(started)]:
+            return pid, started
+    return None
+
+
+def _remove_unknown(directory: str) -> None:
+    """End whatever serves a folder that has no record, and remove it."""
+    for pid, folder in marked_processes():
+        started = processes.start_time(pid) if folder == directory else None
+        if started is not None:
+            processes.kill(pid, started)
+            processes.wait_for_exit(pid, started, _STOP_SECONDS)
+    discard(directory)
 
 
 def _unlink(path: str) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
+
+from firepool_broker.durable import write_durably
 
 __all__ = ["PodKeys", "load_secret"]
 
@@ -27,21 +28,18 @@ def load_secret(path: str) -> bytes:
         When the file holds something else.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
         with open(path, "rb") as file:
             found = file.read()
-        if len(found) != _BYTES:
-            raise ValueError(
-                f"{path} does not hold a secret; remove it while no pod of it runs"
-            ) from None
-        return found
-    with open(descriptor, "wb") as file:
+    except FileNotFoundError:
         made = secrets.token_bytes(_BYTES)
-        file.write(made)
-        file.flush()
-        os.fsync(file.fileno())
-    return made
+        write_durably(path, made)
+        return made
+    if len(found) != _BYTES:
+        raise ValueError(
+            f"{path} does not hold the broker's secret ({len(found)} bytes, not {_BYTES}): no pod"
+            " can be reached with it; `firepool stop` ends the pods, then remove the file"
+        )
+    return found
 
 
 class PodKeys:

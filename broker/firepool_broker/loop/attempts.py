@@ -240,6 +240,7 @@ class Attempts:
 
     async def _follow(self, attempt: Attempt) -> None:
         unreadable = 0
+        reason = ""
         for pause in self._pauses(attempt):
             client = self._client(attempt)
             if client is None:
@@ -252,7 +253,9 @@ class Attempts:
                     if messages and await self._take(attempt, client, messages):
                         return
             except AgentUnreachable as error:
-                log.info("output of %s broke off: %s", attempt.id, error)
+                if str(error) != reason:
+                    reason = str(error)
+                    log.info("output of %s broke off: %s", attempt.id, reason)
                 if not attempt.dead.is_set():
                     outcome = await self.guard.probe(attempt)
             except OutputGap as error:

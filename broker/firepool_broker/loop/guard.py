@@ -40,7 +40,8 @@ _PROBE_TIMEOUT_SECONDS = 5.0
 _HURRIED_SECONDS = 6.0  # just above what an output stream may be silent for
 _DELIVERY_SECONDS = 20.0
 _SAID_AFTER_SECONDS = 30.0
-_ABSENT_SECONDS = 60.0
+_ABSENT_SECONDS = 20.0  # without a socket to connect to: gone, not slow
+_UNKNOWN_SECONDS = 60.0
 _UNSENT_SECONDS = 10.0
 
 
@@ -185,7 +186,7 @@ class Guard:
         absent_seconds = 0.0 if attempt.absent_since is None else now - attempt.absent_since
         if min(absent_seconds, silent_seconds) >= _ABSENT_SECONDS:
             return "nobody listens at its agent's address any more"
-        if not attempt.accepted and attempt.sent and silent_seconds >= _ABSENT_SECONDS:
+        if not attempt.accepted and attempt.sent and silent_seconds >= _UNKNOWN_SECONDS:
             return f"its agent never said whether it started {attempt.id}"
         return None
 
@@ -194,7 +195,7 @@ class Guard:
         if attempt.sent:
             return False
         absent = attempt.absent_since is not None and _now() - attempt.began >= _UNSENT_SECONDS
-        return absent or _now() - attempt.heard >= _ABSENT_SECONDS or attempt.told_at is not None
+        return absent or _now() - attempt.heard >= _UNKNOWN_SECONDS or attempt.told_at is not None
 
     async def probe(self, attempt: Attempt) -> dict[str, Any] | None:
         """Ask the agent about an attempt; returns its outcome when it has one.

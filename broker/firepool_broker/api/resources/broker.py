@@ -103,9 +103,7 @@ class Shutdown(Handler):
         request = self.body(types.ShutdownRequest)
         if not self.identity.operator:
             raise errors.Forbidden("only the broker's owner may end it")
-        await self.parts.service.shutdown(
-            self.identity, drain=request.drain, cancel=request.cancel
-        )
+        await self.parts.service.shutdown(self.identity, drain=request.drain, cancel=request.cancel)
         self.answer(types.Accepted())
 
 
