@@ -6,6 +6,7 @@ import hashlib
 import io
 import signal
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,10 +82,22 @@ def test_requirements_that_do_not_resolve_fail_the_job_once(api: Api, session: A
     serves(api, before["pods"])
 
 
-def test_a_working_directory_that_is_gone_is_named(api: Api, session: Any) -> None:
-    _, job = api.run("print('never')", cwd="/does/not/exist", **SESSION)
+def test_a_working_directory_that_is_gone_is_named(api: Api, session: Any, tmp_path: Path) -> None:
+    """At submit; one that goes while the job waits, when it runs."""
+    body = {"kind": "cell", "code": "print('never')", "cwd": "/does/not/exist", **SESSION}
+    answer = api.http.post("/v1/jobs", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["field"] == "cwd"
+    assert "/does/not/exist is not there" in answer.json()["error"]["message"]
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    first = api.submit("import time; time.sleep(1)", **SESSION)
+    job = api.submit("print('never')", cwd=str(gone), **SESSION)
+    gone.rmdir()
+    api.wait(first["id"])
+    _, job = api.wait(job["id"])
     assert job["state"] == "FAILED"
-    assert "/does/not/exist" in job["error"]["message"]
+    assert str(gone) in job["error"]["message"]
 
 
 def test_an_interpreter_that_is_gone_is_named(api: Api, session: Any) -> None:

@@ -87,9 +87,10 @@ async def test_too_large_is_refused_while_it_comes(blobs: BlobStore, tmp_path: P
     assert files(tmp_path / "blobs") == []
 
 
-async def test_a_file_of_this_machine_is_linked(blobs: BlobStore, tmp_path: Path) -> None:
+async def test_a_file_that_nobody_may_write_is_linked(blobs: BlobStore, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(DATA)
+    source.chmod(0o400)
     assert await blobs.add_file(DIGEST, source) == len(DATA)
     path = blobs.path(DIGEST)
     assert path is not None
@@ -97,6 +98,29 @@ async def test_a_file_of_this_machine_is_linked(blobs: BlobStore, tmp_path: Path
     source.unlink()
     assert path.read_bytes() == DATA
     assert await blobs.add_file(DIGEST, Path("/nowhere")) == len(DATA), "it is there already"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o420, 0o402], ids=oct)
+async def test_a_file_that_may_be_written_is_copied_and_changes_without_us(
+    blobs: BlobStore, tmp_path: Path, mode: int
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(DATA)
+    source.chmod(mode)
+    await blobs.add_file(DIGEST, source)
+    source.chmod(0o600)
+    with source.open("r+b") as file:
+        file.write(b"changed")
+    path = blobs.path(DIGEST)
+    assert path is not None
+    assert path.read_bytes() == DATA
+    assert not path.stat().st_mode & 0o222
+
+
+@pytest.mark.parametrize("path", ["/proc/self/mem", "/proc/kmsg", "/" + "a" * 5000, "/etc/x\0y"])
+async def test_whatever_cannot_be_read_is_refused(blobs: BlobStore, path: str) -> None:
+    with pytest.raises((BlobRefused, DigestMismatch)):
+        await asyncio.wait_for(blobs.add_file(DIGEST, Path(path)), timeout=5)
 
 
 async def test_a_file_of_another_file_system_is_copied(blobs: BlobStore) -> None:

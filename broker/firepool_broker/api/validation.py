@@ -6,8 +6,11 @@ line and used in file names as it is.
 
 from __future__ import annotations
 
+import base64
 import math
+import os
 import re
+import stat
 from collections.abc import Iterable
 
 from firepool_broker.api import variables
@@ -20,6 +23,7 @@ _NAME_CHARACTERS = 255
 _PRIORITY = 100
 _RETRIES = 100
 _PODS = 4096
+_LINES = 1_000_000
 
 
 def check_job(request: JobRequest) -> None:
@@ -46,6 +50,7 @@ def check_job(request: JobRequest) -> None:
         _check_environment(request.environment)
     if request.cwd is not None:
         _check_path(request.cwd, "cwd")
+        _check_folder(request.cwd)
     _check_available(request)
 
 
@@ -109,7 +114,7 @@ def _check_numbers(request: JobRequest) -> None:
         ("priority", -_PRIORITY, _PRIORITY),
         ("max_retries", 0, _RETRIES),
         ("pods", 1, _PODS),
-        ("line_offset", 0, 2**31),
+        ("line_offset", 0, _LINES),
     ):
         if not low <= getattr(request, field) <= high:
             raise Invalid(f"{field} must be within {low} and {high}", field=field)
@@ -131,6 +136,11 @@ def _check_input(item: Input, field: str) -> None:
     if (item.data is None) == (item.blob is None):
         raise Invalid(f"{field} needs either data or blob", field=field)
     _check_digest(item.blob, f"{field}.blob")
+    if item.data is not None:
+        try:
+            base64.b64decode(item.data, validate=True)
+        except ValueError as error:
+            raise Invalid(f"{field}.data is not base64: {error}", field=f"{field}.data") from None
     if item.kind == "value" and not (item.name or "").isidentifier():
         raise Invalid(f"{field} needs a name that Python accepts", field=f"{field}.name")
 
@@ -161,6 +171,24 @@ def _check_environment(environment: Environment) -> None:
 def _check_path(path: str, field: str) -> None:
     if not path.startswith("/") or "\0" in path:
         raise Invalid(f"{field} must be an absolute path", field=field)
+
+
+def _check_folder(path: str) -> None:
+    """Refuse a working directory that pods of this machine would not find."""
+    try:
+        status = os.stat(path)
+    except PermissionError:
+        return  # the pod may be allowed what the broker is not
+    except OSError as error:
+        raise Invalid(
+            f"cwd {_shortened(path)} is not there: {error.strerror}", field="cwd"
+        ) from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise Invalid(f"cwd {_shortened(path)} is not a folder", field="cwd")
+
+
+def _shortened(path: str) -> str:
+    return path if len(path) <= _NAME_CHARACTERS else f"{path[:_NAME_CHARACTERS]}…"
 
 
 def _check_available(request: JobRequest) -> None:

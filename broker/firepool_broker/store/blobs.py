@@ -8,6 +8,7 @@ is touched, so that retention counts from the last use.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import re
@@ -28,6 +29,7 @@ from firepool_broker.store.files import translated
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 1024 * 1024
+_SHARED_BYTES = 1024 * 1024 * 1024
 # below this, hashing and writing take less time than handing them to a thread
 _INLINE_BYTES = 64 * 1024
 
@@ -96,7 +98,10 @@ class BlobStore:
         return sha256
 
     async def add_file(self, sha256: str, source: Path, *, limit_bytes: int | None = None) -> int:
-        """Take a file of this machine by hard link, else by copy; returns its size in bytes.
+        """Take a file of this machine; returns its size in bytes.
+
+        One that nobody may write is hard-linked. Any other is copied (by sharing its blocks where
+        the file system can), for a link would change with it.
 
         Raises
         ------
@@ -238,15 +243,15 @@ def _take(source: Path, path: Path, temporary: Path, sha256: str, limit_bytes: i
     try:
         # without NONBLOCK a pipe would be waited for; a link could lead anywhere
         descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise BlobRefused(f"{source} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: NUL in its name
+        raise _unreadable(source, error) from error
     try:
         before = os.fstat(descriptor)
         if not stat.S_ISREG(before.st_mode):
             raise BlobRefused(f"{source} is not a regular file")
         if before.st_size > limit_bytes:
             raise BlobTooLarge(f"{source} is larger than {limit_bytes} bytes")
-        _check(descriptor, source, sha256)
+        _check(descriptor, source, sha256, limit_bytes)
         try:
             with translated(temporary):
                 if not _linked(source, temporary, before):
@@ -265,8 +270,18 @@ def _take(source: Path, path: Path, temporary: Path, sha256: str, limit_bytes: i
         os.close(descriptor)
 
 
+def _unreadable(source: Path, error: Exception) -> BlobRefused:
+    reason = getattr(error, "strerror", None) or str(error)
+    return BlobRefused(f"{source} cannot be read: {reason}")
+
+
 def _linked(source: Path, temporary: Path, opened: os.stat_result) -> bool:
-    """Hard-link a file; ``False`` when the system refuses or the name leads elsewhere by now."""
+    """Hard-link a file that nobody may write; ``False`` when it has to be copied.
+
+    The system may refuse, and the name may lead elsewhere by now.
+    """
+    if opened.st_mode & 0o222:
+        return False
     try:
         os.link(source, temporary, follow_symlinks=False)
     except OSError:
@@ -280,19 +295,44 @@ def _linked(source: Path, temporary: Path, opened: os.stat_result) -> bool:
 
 def _copy(descriptor: int, temporary: Path, sha256: str, source: Path) -> None:
     os.lseek(descriptor, 0, os.SEEK_SET)
-    with temporary.open("xb") as target:
-        while chunk := os.read(descriptor, _CHUNK_BYTES):
-            target.write(chunk)
-    with temporary.open("rb") as copied:
-        _check(copied.fileno(), source, sha256)
+    target = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+    try:
+        _share(descriptor, target)
+        while chunk := _read(descriptor, source):
+            view = memoryview(chunk)
+            while view:
+                view = view[os.write(target, view) :]
+        _check(target, source, sha256)  # what came, not what was there when it was looked at
+    finally:
+        os.close(target)
 
 
-def _check(descriptor: int, source: Path, sha256: str) -> None:
+def _share(descriptor: int, target: int) -> None:
+    """Let the system copy what it can: it shares blocks, or at least copies within the kernel."""
+    # another kind of file system or system: what is left is read and written
+    with contextlib.suppress(OSError, AttributeError):
+        while os.copy_file_range(descriptor, target, _SHARED_BYTES):
+            continue
+
+
+def _read(descriptor: int, source: Path) -> bytes:
+    try:
+        return os.read(descriptor, _CHUNK_BYTES)
+    except OSError as error:
+        raise _unreadable(source, error) from error
+
+
+def _check(descriptor: int, source: Path, sha256: str, limit_bytes: int | None = None) -> None:
     digest = hashlib.sha256()
     offset = 0
-    while chunk := os.pread(descriptor, _CHUNK_BYTES, offset):
-        digest.update(chunk)
-        offset += len(chunk)
+    try:
+        while chunk := os.pread(descriptor, _CHUNK_BYTES, offset):
+            digest.update(chunk)
+            offset += len(chunk)
+            if limit_bytes is not None and offset > limit_bytes:
+                raise BlobTooLarge(f"{source} is larger than {limit_bytes} bytes")
+    except OSError as error:
+        raise _unreadable(source, error) from error
     if digest.hexdigest() != sha256:
         raise DigestMismatch(f"{source} has the SHA-256 {digest.hexdigest()}, not {sha256}")
 
