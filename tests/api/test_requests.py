@@ -63,6 +63,10 @@ async def test_a_misspelt_field_is_named_with_the_right_one(
         ({"kind": "cell", "code": "1", "shape": {"cpu": 0}}, "shape.cpu", "above 0"),
         ({"kind": "cell", "code": "1", "package": "abc"}, "package", "SHA-256"),
         ({"kind": "cell", "code": "1", "cwd": "relative"}, "cwd", "absolute"),
+        ({"kind": "cell", "code": "1", "cwd": "/does/not/exist"}, "cwd", "is not there"),
+        ({"kind": "cell", "code": "1", "cwd": "/etc/passwd"}, "cwd", "is not a folder"),
+        ({"kind": "cell", "code": "1", "cwd": "/" + "a" * 5000}, "cwd", "is not there"),
+        ({"kind": "cell", "code": "1", "line_offset": 1_000_001}, "line_offset", "1000000"),
         (
             {"kind": "cell", "code": "1", "inputs": [{"kind": "value", "format": "json"}]},
             "inputs[0]",
@@ -76,6 +80,15 @@ async def test_a_misspelt_field_is_named_with_the_right_one(
             },
             "inputs[0].name",
             "Python accepts",
+        ),
+        (
+            {
+                "kind": "cell",
+                "code": "1",
+                "inputs": [{"kind": "value", "format": "json", "data": "!!!!", "name": "x"}],
+            },
+            "inputs[0].data",
+            "not base64",
         ),
         ([], None, "expected `object`"),
         (b"{", None, "not JSON"),
