@@ -87,11 +87,16 @@ def test_a_stopped_agents_pod_can_be_retired(
     assert time.monotonic() - began < 15
 
 
+@pytest.mark.parametrize("cancel", [True, False], ids=["stop", "drain"])
 def test_the_broker_stops_within_seconds_whatever_its_pods_do(
-    api: Api, running: Any, stopped: list[psutil.Process], firepool_home: Path
+    api: Api,
+    running: Any,
+    stopped: list[psutil.Process],
+    firepool_home: Path,
+    cancel: bool,
 ) -> None:
     began = time.monotonic()
-    assert embedded.stop(cancel=True)
+    assert embedded.stop(cancel=cancel)
     assert time.monotonic() - began < 12
     assert_nothing_left(firepool_home)
 
