@@ -140,7 +140,8 @@ class Demultiplexer:
     def frame(self, sequence: int, message: dict[str, Any]) -> None:
         """Take a frame of the channel; sequence 0 is not ordered."""
         if sequence <= self._done:
-            self._message(message)
+            if message.get("type") != "fence":
+                self._message(message)
             return
         self._frames[sequence] = message
         self._last_frame = max(self._last_frame, sequence)

@@ -269,6 +269,7 @@ class Pod:
             self._move("resetting")
             for _ in range(_TURNS_TO_TELL):  # the outcome first: a person waits for it
                 await asyncio.sleep(0)
+            self._templates.wake()
             self._templates.refill()  # forks while the pod is being emptied
             began = time.monotonic()
             try:

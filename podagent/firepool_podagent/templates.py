@@ -363,9 +363,21 @@ class Templates:
             except TemplateFailedError:
                 spare.close()
                 tier = "fork"
+                if not spare.parked.done() and template is self._template:
+                    self.forget()  # it does not answer
                 continue
             return spare, tier
         raise TemplateFailedError("the interpreter dies whenever it is asked for a job")
+
+    def wake(self) -> None:
+        """Let what waits go on, should a job have stopped it; harmless for what runs."""
+        pids = [template.pid for template in (self._template,) if template is not None]
+        if self._spare is not None and not self._spare.closed:
+            pids += [self._spare.supervisor, self._spare.job]
+        for pid in pids:
+            if pid > 1:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGCONT)
 
     def refill(self) -> None:
         """Fork the next spare if none waits."""

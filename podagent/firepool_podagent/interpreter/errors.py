@@ -18,7 +18,7 @@ def text_of(error: BaseException) -> str:
     """Return ``str(error)``, or a placeholder when that fails."""
     try:
         return str(error)[:_TEXT_LIMIT]
-    except Exception as failure:  # noqa: BLE001 - user code
+    except BaseException as failure:  # noqa: BLE001 - user code
         return f"<no text: its __str__ raises {type(failure).__name__}>"
 
 
@@ -86,6 +86,6 @@ def pickled(error: BaseException) -> str | None:
             return None
         loaded = pickle.loads(data)
         same = type(loaded) is type(error) and text_of(loaded) == text_of(error)
-    except Exception:  # noqa: BLE001 - user code decides how its exceptions are pickled
+    except BaseException:  # noqa: BLE001 - user code decides how its exceptions are pickled
         return None
     return base64.b64encode(data).decode("ascii") if same else None

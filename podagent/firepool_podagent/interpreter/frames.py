@@ -2,6 +2,9 @@
 
 A frame is ``u32be json_length, u32be binary_length, json, binary``. Sending is one system call that
 is not interrupted half-way, so a frame is either wholly in the channel or not at all.
+
+What it needs is bound when it is imported, so that a cell which patches a module or a built-in
+function is heard like any other.
 """
 
 from __future__ import annotations
@@ -12,7 +15,11 @@ import socket
 import struct
 from typing import Any
 
+from firepool_podagent.strictjson import ascii_bytes
+
 _HEADER = struct.Struct(">II")
+_send_all = socket.socket.sendall
+_length = len
 
 
 class ChannelClosedError(ConnectionError):
@@ -51,7 +58,7 @@ class Channel:
 
     def send(self, message: dict[str, Any], binary: bytes = b"") -> None:
         """Send one frame; signals that could break it in two must be blocked by the caller."""
-        self._socket.sendall(encode(message, binary))
+        _send_all(self._socket, encode(message, binary))
 
     def _exactly(self, count: int) -> bytearray:
         data = bytearray(count)
@@ -68,5 +75,5 @@ class Channel:
 def encode(message: dict[str, Any], binary: bytes = b"") -> bytes:
     """Return the bytes of one frame."""
     # ASCII escapes keep lone surrogates (odd file names in user text) transportable.
-    text = json.dumps(message, separators=(",", ":")).encode("ascii")
-    return b"".join((_HEADER.pack(len(text), len(binary)), text, binary))
+    text = ascii_bytes(message)
+    return b"".join((_HEADER.pack(_length(text), _length(binary)), text, binary))

@@ -5,6 +5,9 @@ takes on the attempt's surroundings, binds the inputs, says ``started`` and runs
 waits for the threads that the code left, collects the outputs, runs exit handlers, flushes what the
 code left open, sends ``end`` and exits. Interpreter shutdown itself is skipped: it can take longer
 than the cell.
+
+An interrupt after the code ends whatever is waited for then. What the end needs is bound when this
+module is imported, and a step of it that fails costs no other: a cell may patch anything.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import _io
 import atexit
 import builtins
 import faulthandler
+import functools
 import gc
 import getpass
 import json
@@ -22,6 +26,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from firepool_podagent.interpreter import (
@@ -44,7 +49,20 @@ from firepool_podagent.interpreter.streams import (
     print_whole,
     private_fd,
     standard_input,
+    unwrapped,
 )
+
+_exit = os._exit
+_set_signal = unwrapped(signal.signal)
+_get_signal = unwrapped(signal.getsignal)
+_SIGINT, _SIG_IGN, _SIG_DFL = signal.SIGINT, signal.SIG_IGN, signal.SIG_DFL
+_default_interrupt = signal.default_int_handler
+_run_exit_handlers = atexit._run_exitfuncs
+_collect_garbage, _all_objects = gc.collect, gc.get_objects
+_now, _round, _isinstance = time.time, round, isinstance
+_BaseException, _KeyboardInterrupt, _OSError = BaseException, KeyboardInterrupt, OSError
+_ValueError, _SystemExit, _list, _callable = ValueError, SystemExit, list, callable
+_IOBase = _io._IOBase
 
 
 class InputUnavailableError(RuntimeError):
@@ -133,6 +151,7 @@ class Job:
         self._told: dict[str, Any] | None = None
         self._exit_code = 0
         self._command: tuple[int, dict[str, Any] | None] | None = None
+        self._interrupted = False
         sys.stdin = sys.__stdin__ = standard_input()  # type: ignore[misc]
         sys.stdout = sys.__stdout__ = TextStream(self._outlet, 1, "<stdout>")  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = TextStream(self._outlet, 2, "<stderr>")  # type: ignore[misc]
@@ -140,6 +159,9 @@ class Job:
         builtins.print = print_whole
         getpass.getpass = _refuse_input
         sys.breakpointhook = _refuse_breakpoint
+        # What is ours after the code runs with the functions that it knows, whatever a cell put in
+        # their places; the code's own threads are over by then.
+        self._restore_builtins = functools.partial(vars(builtins).update, vars(builtins).copy())
         faulthandler.enable()
         pickling.prepare()  # not to be counted among the job's own imports
         shell.connect(self._outlet)
@@ -157,21 +179,48 @@ class Job:
             call = inputs.bind(spec["inputs"], spec["paths"]["blobs"], self._shell.namespace)
             self._clock.start()
             value = self._run_kind(call)
+            self._hear_interrupts()
             _wait_for_threads()
             self._clock.stop()
-            if self._error is None:
+            self._restore_builtins()
+            if self._exit_code == 0:
                 found = self._collect(value)
-        except BaseException as error:  # noqa: BLE001 - the interrupt may come anywhere
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            self._fail(error)
+        except _BaseException as error:  # the interrupt may come anywhere
+            self._restore_builtins()
+            _set_signal(_SIGINT, _SIG_IGN)
+            failure = error
+            self._guarded(lambda: self._fail(failure))
         self._end(found)
+
+    def _hear_interrupts(self) -> None:
+        """Let an interrupt end what comes after the code, unless the code handles it in its way."""
+        handler = _get_signal(_SIGINT)
+        if handler in (_SIG_IGN, _SIG_DFL, None, _default_interrupt):
+            _set_signal(_SIGINT, self._on_interrupt)
+
+    def _on_interrupt(self, _signal: int, _frame: object) -> NoReturn:
+        self._interrupted = True
+        raise _KeyboardInterrupt
+
+    def _guarded(self, step: Callable[[], object]) -> None:
+        """Run a step of the end; one that fails costs no other."""
+        try:
+            step()
+        except _KeyboardInterrupt:  # whoever sent it is told by `_interrupted`
+            return
+        except _BaseException as error:
+            if self._exit_code == 0 and self._error is None:
+                self._exit_code = 1
+                text = f"{error.__class__.__name__}: {errors.text_of(error)}"
+                message = f"the end of the job failed: {text}"
+                self._told = {"class": "NonZeroExit", "message": message}
 
     def tell(self, message: dict[str, Any]) -> None:
         """Send the agent something whose place among the output does not matter."""
         self._outlet.send_unordered(message)
 
     def _started(self) -> None:
-        self.tell({"type": "status", "phase": "started", "time": time.time()})
+        self.tell({"type": "status", "phase": "started", "time": _now()})
 
     def _run_kind(self, call: Any) -> Any:
         spec = self._spec
@@ -195,11 +244,17 @@ class Job:
 
     def _collect(self, value: Any) -> list[dict[str, Any]]:
         spec = self._spec
-        collector = results.Collector(spec["paths"]["results"], spec["inline_result_bytes"])
-        names = list(spec["outputs"])
+        collector = results.Collector(
+            spec["paths"]["results"], spec["inline_result_bytes"], lambda: self._interrupted
+        )
+        names = _list(spec["outputs"])
         found = []
         if spec["kind"] == "call":
-            found.append(collector.encode("return", value))
+            found.append(
+                collector.encode("return", value)
+                if value is not plain.NOTHING
+                else results.failed("return", "", "the call ended the job before it returned")
+            )
         elif "_" in names:
             names.remove("_")
             if value is not plain.NOTHING:
@@ -215,6 +270,7 @@ class Job:
     def _fail(self, error: BaseException, lines: list[str] | None = None) -> None:
         if self._error is not None:
             return
+        self._restore_builtins()
         self._error = error
         self._exit_code = errors.exit_code_of(error)
         if self._exit_code == 0:
@@ -224,34 +280,46 @@ class Job:
         self._outlet.send(errors.message(error, lines))
 
     def _end(self, found: list[dict[str, Any]]) -> NoReturn:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._clock.stop()
-        if self._error is None and self._command is not None:
-            self._exit_code, self._told = self._command
-        exit_code = self._exit_code
-        self._error = None
-        atexit._run_exitfuncs()
-        self._release()
-        self._outlet.send(
-            {
-                "type": "end",
-                "exit_code": exit_code,
-                "error": self._told,
-                "results": found,
-                "imports_seconds": round(self._clock.seconds, 6),
-                "imported": self._clock.installed(),
-            }
-        )
-        os._exit(exit_code)
+        _set_signal(_SIGINT, _SIG_IGN)
+        try:
+            self._clock.stop()
+            if self._error is None and self._command is not None:
+                self._exit_code, self._told = self._command
+            failed = self._exit_code != 0
+            self._error = None
+            if found:  # an exit handler that ends the process does not take them along
+                self._guarded(lambda: self._outlet.send(self._end_frame(found, [])))
+            interrupted, self._interrupted = self._interrupted, False
+            _set_signal(_SIGINT, self._on_interrupt)
+            self._guarded(_run_exit_handlers)
+            self._guarded(self._release)
+            _set_signal(_SIGINT, _SIG_IGN)
+            if self._interrupted and not interrupted and not failed:
+                self._guarded(lambda: self._fail(_KeyboardInterrupt()))
+            imported: list[str] = []
+            self._guarded(lambda: imported.extend(self._clock.installed()))
+            self._outlet.send(self._end_frame(found, imported))
+        finally:
+            _exit(self._exit_code)
+
+    def _end_frame(self, found: list[dict[str, Any]], imported: list[str]) -> dict[str, Any]:
+        return {
+            "type": "end",
+            "exit_code": self._exit_code,
+            "error": self._told,
+            "results": found,
+            "imports_seconds": _round(self._clock.seconds, 6),
+            "imported": imported,
+        }
 
     def _release(self) -> None:
         """Let go of the cell's objects, as the end of an interpreter would: files get written."""
         self._shell.namespace.clear()
-        gc.collect()
-        for each in gc.get_objects():
-            if isinstance(each, _io._IOBase) and not isinstance(each, TextStream):
+        _collect_garbage()
+        for each in _all_objects():
+            if _isinstance(each, _IOBase) and not _isinstance(each, TextStream):
                 try:
                     if not each.closed and each.writable():
                         each.flush()
-                except (OSError, ValueError):
+                except (_OSError, _ValueError):
                     continue

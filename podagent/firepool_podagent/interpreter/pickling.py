@@ -163,6 +163,6 @@ def _python_members(kind: type) -> set[str]:
 def _can_pickle(value: Any) -> bool:
     try:
         dumps(value)
-    except Exception:  # noqa: BLE001 - whatever user code's reduction raises
+    except BaseException:  # noqa: BLE001 - whatever user code's reduction raises
         return False
     return True

@@ -8,22 +8,37 @@ The format is the plainest one that gives back exactly what was there:
 * ``cloudpickle`` (protocol 5): everything else.
 
 What is larger than the inline limit is written to ``<results>/<sha256>``.
+
+A value's own code runs while it is encoded, and may raise anything, ``SystemExit`` and
+``KeyboardInterrupt`` included: that costs this value and no other. Only an interrupt that was sent
+ends the collecting.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import io
-import json
 import math
 import os
 import sys
-import tempfile
+from base64 import b64encode
+from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 from firepool_podagent.interpreter import pickling
+from firepool_podagent.interpreter.errors import text_of
 from firepool_podagent.interpreter.streams import write_all
+from firepool_podagent.strictjson import ascii_bytes
+
+# Bound here, like the functions of `frames`: a cell may patch the modules that they come from.
+_open, _close, _rename, _unlink, _getpid = os.open, os.close, os.rename, os.unlink, os.getpid
+_join = os.path.join
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_isfinite = math.isfinite
+_BaseException, _type, _length, _view, _bool = BaseException, type, len, memoryview, bool
+_bytearray, _any, _all, _int, _float, _str, _list, _dict = (
+    *(bytearray, any, all, int, float, str, list, dict),
+)
 
 _JSON_NODES = 10_000
 _JSON_DEPTH = 50
@@ -40,9 +55,14 @@ class Collector:
         Where results go that are too large to be inline.
     inline_bytes
         Size up to which a result is inline.
+    interrupted
+        Whether somebody sent an interrupt.
     """
 
-    def __init__(self, directory: str, inline_bytes: int) -> None:
+    def __init__(
+        self, directory: str, inline_bytes: int, interrupted: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._interrupted = interrupted
         self._directory = directory
         self._inline_bytes = inline_bytes
         self.moved: list[str] = []
@@ -53,7 +73,7 @@ class Collector:
         return [
             self.encode(name, namespace[name])
             if name in namespace
-            else _failed(name, "", f"the cell did not define {name!r}")
+            else failed(name, "", f"the cell did not define {name!r}")
             for name in names
         ]
 
@@ -63,22 +83,31 @@ class Collector:
         return [result] if result["data"] is not None else []
 
     def encode(self, name: str, value: Any) -> dict[str, Any]:
-        """Return one value as a result; a value that cannot travel gives a result with an error."""
-        kind = type_name(value)
+        """Return one value as a result; a value that cannot travel gives a result with an error.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            An interrupt was sent.
+        """
+        kind = ""
         sink = _Sink(self._directory, self._inline_bytes)
         try:
+            kind = type_name(value)
             form = self._write(name, value, sink)
-            return {"name": name, "format": form, "type": kind, "error": None, **sink.finish()}
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - a value's own reduction may raise anything
-            return _failed(name, kind, f"{type(error).__name__}: {error}"[:_ERROR_LIMIT])
+            found = {"name": name, "format": form, "type": kind, "error": None, **sink.finish()}
+        except _BaseException as error:
+            text = f"{_type(error).__name__}: {text_of(error)}"[:_ERROR_LIMIT]
+            found = failed(name, kind, text)
         finally:
             sink.close()
+        if self._interrupted():
+            raise KeyboardInterrupt
+        return found
 
     def _write(self, name: str, value: Any, sink: _Sink) -> str:
         if is_plain(value):
-            sink.write(json.dumps(value, ensure_ascii=True).encode("ascii"))
+            sink.write(ascii_bytes(value))
             return "json"
         if _is_plain_array(value):
             import numpy
@@ -96,7 +125,8 @@ class Collector:
         return "cloudpickle"
 
 
-def _failed(name: str, kind: str, error: str) -> dict[str, Any]:
+def failed(name: str, kind: str, error: str) -> dict[str, Any]:
+    """Return the result that stands for a value that did not come back."""
     return {
         "name": name,
         "format": "cloudpickle",
@@ -127,20 +157,20 @@ def _is_plain(value: Any, budget: list[int], depth: int) -> bool:
     budget[0] -= 1
     if budget[0] < 0 or depth > _JSON_DEPTH:
         return False
-    kind = type(value)
-    if value is None or kind is bool:
+    kind = _type(value)
+    if value is None or kind is _bool:
         return True
-    if kind is int:
-        return bool(-(2**63) <= value < 2**63)
-    if kind is float:
-        return math.isfinite(value)
-    if kind is str:
-        return bool(value.isascii()) or not any("\ud800" <= each <= "\udfff" for each in value)
-    if kind is list:
-        return all(_is_plain(each, budget, depth + 1) for each in value)
-    if kind is dict:
-        return all(
-            type(key) is str
+    if kind is _int:
+        return _bool(-(2**63) <= value < 2**63)
+    if kind is _float:
+        return _isfinite(value)
+    if kind is _str:
+        return _bool(value.isascii()) or not _any("\ud800" <= each <= "\udfff" for each in value)
+    if kind is _list:
+        return _all(_is_plain(each, budget, depth + 1) for each in value)
+    if kind is _dict:
+        return _all(
+            _type(key) is _str
             and _is_plain(key, budget, depth + 1)
             and _is_plain(each, budget, depth + 1)
             for key, each in value.items()
@@ -162,8 +192,8 @@ class _Sink(io.RawIOBase):
     def __init__(self, directory: str, inline_bytes: int) -> None:
         self._directory = directory
         self._inline_bytes = inline_bytes
-        self._digest = hashlib.sha256()
-        self._buffer = bytearray()
+        self._digest = sha256()
+        self._buffer = _bytearray()
         self._size = 0
         self._fd = -1
         self._path = ""
@@ -172,34 +202,36 @@ class _Sink(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
+        view = _view(data).cast("B")
         self._digest.update(view)
-        self._size += len(view)
+        self._size += view.nbytes
         if self._fd < 0 and self._size > self._inline_bytes:
-            self._fd, self._path = tempfile.mkstemp(dir=self._directory, prefix=".result-")
+            path = _join(self._directory, f".result-{_getpid()}")  # one at a time
+            self._fd = _open(path, _NEW_FILE, 0o600)
+            self._path = path
             write_all(self._fd, self._buffer)
             self._buffer.clear()
         if self._fd < 0:
             self._buffer += view
         else:
             write_all(self._fd, view)
-        return len(view)
+        return view.nbytes
 
     def finish(self) -> dict[str, Any]:
         """Return the result's size and its data or digest; the file has its final name then."""
         if self._fd < 0:
-            data = base64.b64encode(self._buffer).decode("ascii")
+            data = b64encode(self._buffer).decode("ascii")
             return {"size_bytes": self._size, "data": data, "sha256": None}
         digest = self._digest.hexdigest()
-        os.rename(self._path, os.path.join(self._directory, digest))
+        _rename(self._path, _join(self._directory, digest))
         self._path = ""
         return {"size_bytes": self._size, "data": None, "sha256": digest}
 
     def close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            _close(self._fd)
             self._fd = -1
         if self._path:
-            os.unlink(self._path)
+            _unlink(self._path)
             self._path = ""
         super().close()

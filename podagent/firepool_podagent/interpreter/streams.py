@@ -24,6 +24,20 @@ from firepool_podagent.interpreter.frames import Channel
 _HIGH_FD = 200
 """Private descriptors are moved up here, so that user code sees the low numbers it expects."""
 
+
+def unwrapped(function: Any) -> Any:
+    """Return the C function behind one of `signal`'s, which look up more than they need."""
+    return getattr(function, "__wrapped__", function)
+
+
+# Bound here, like the functions of `frames`: a cell may patch the modules that they come from.
+_write = os.write
+_mask_signals = unwrapped(signal.pthread_sigmask)
+_wait_writable = select.select
+_BLOCK, _SETMASK = signal.SIG_BLOCK, signal.SIG_SETMASK
+_view = memoryview
+_BlockingIOError, _OSError = BlockingIOError, OSError
+
 _ALL_SIGNALS = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
 
 
@@ -34,12 +48,12 @@ def private_fd(fd: int) -> int:
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
     """Write everything, also to a pipe that somebody switched to non-blocking."""
-    view = memoryview(data)
+    view = _view(data)
     while view:
         try:
-            view = view[os.write(fd, view) :]
-        except BlockingIOError:  # a subprocess set O_NONBLOCK on the description that we share
-            select.select((), (fd,), ())
+            view = view[_write(fd, view) :]
+        except _BlockingIOError:  # a subprocess set O_NONBLOCK on the description that we share
+            _wait_writable((), (fd,), ())
 
 
 class Outlet:
@@ -82,13 +96,13 @@ class Outlet:
         """Send a message whose place among the text does not matter."""
         if self.connected:
             with self._lock:
-                blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+                blocked = _mask_signals(_BLOCK, _ALL_SIGNALS)
                 try:
                     self._channel.send({"seq": 0, **message})
-                except OSError:
+                except _OSError:
                     self.connected = False
                 finally:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+                    _mask_signals(_SETMASK, blocked)
 
     def writing(self, fd: int) -> None:
         """Note that text goes to ``fd`` next; a change of stream is fenced."""
@@ -102,7 +116,7 @@ class Outlet:
         # With every signal blocked in this thread the frame leaves in one uninterrupted call. A
         # Python handler can still run (another thread may take the signal) and may raise after it:
         # the markers are written in any case, because the agent waits for them.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+        blocked = _mask_signals(_BLOCK, _ALL_SIGNALS)
         try:
             self._sequence += 1
             marker = b"\x00\x1bFP" + self._nonce + b":%d\x00" % self._sequence
@@ -111,11 +125,11 @@ class Outlet:
             finally:
                 for pipe in self._pipes:
                     write_all(pipe, marker)
-        except OSError:  # the agent is gone, or user code closed every descriptor it could find
+        except _OSError:  # the agent is gone, or user code closed every descriptor it could find
             self.connected = False
             return False
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            _mask_signals(_SETMASK, blocked)
         return True
 
     def _disconnect(self) -> None:
@@ -148,10 +162,10 @@ class _Pipe(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
+        view = _view(data).cast("B")
         self._outlet.writing(self._fd)
         write_all(self._fd, view)
-        return len(view)
+        return view.nbytes
 
 
 class TextStream(io.TextIOWrapper):
