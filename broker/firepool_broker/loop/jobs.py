@@ -246,6 +246,7 @@ class Jobs:
             committed = await self._store.commit_launch(launch)
         except LeadershipLost as error:
             self._on_deposed(str(error))
+            self._post(events.LaunchLost(instruction.job_id, instruction.attempt))
             return
         except StoreError as error:
             log.warning("the launch of %s was not committed: %s", live.row.id, error)

@@ -7,6 +7,7 @@ here. What is refused is refused with a typed error before anything was stored.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -174,7 +175,8 @@ class Service:
         self._dispatcher.post(happenings.CancelRequested(live.row.id))
         # its launch may still be on the way to being refused; nothing that is said about it then
         # may reach another job of that id
-        await forgotten.wait()
+        with contextlib.suppress(asyncio.TimeoutError):  # a broker that ends handles nothing more
+            await asyncio.wait_for(forgotten.wait(), _ENDING_SECONDS)
 
     async def _is_unknown(self, job_id: str) -> bool:
         """Tell whether no unfinished job has an id, once nothing about it is under way."""
