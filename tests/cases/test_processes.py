@@ -198,3 +198,24 @@ def _remove(key: int, name: str) -> None:
         if found.key == key:
             ipc.remove(found)
     Path(f"/dev/shm/{name}").unlink(missing_ok=True)
+
+
+def test_what_cannot_be_attributed_is_named(
+    configure: Callable[..., Path], request: pytest.FixtureRequest
+) -> None:
+    """C22: without namespaces what cannot be attributed is named instead of removed."""
+    configure(isolation="process")
+    api = request.getfixturevalue("api")
+    api.session("k")
+    path = Path("/dev/shm") / f"fp-left-{time.time_ns()}"
+    try:
+        _, job = api.run(f"open({str(path)!r}, 'w').close()", lease_tag="k", client_id="client-1")
+        deadline = time.monotonic() + 10
+        while True:
+            (pod,) = [p for p in api.get("/v1/pods")["pods"] if p["name"] == job["pods"][0]]
+            if any(str(path) in str(line) for line in pod["story"]):
+                break
+            assert time.monotonic() < deadline, pod["story"]
+            time.sleep(0.05)
+    finally:
+        path.unlink(missing_ok=True)

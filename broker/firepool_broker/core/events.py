@@ -185,11 +185,19 @@ class AttemptEnded(Struct, frozen=True):
 
 
 class ResetFinished(Struct, frozen=True):
-    """The reset after an attempt is over. Anything but a verified clean one costs the pod."""
+    """The reset after an attempt is over. Anything but a verified clean one costs the pod.
+
+    Attributes
+    ----------
+    left
+        What appeared on the machine meanwhile and could not be said to be the job's: it stays,
+        and the pod's story names it (only without namespaces).
+    """
 
     pod: str
     clean: bool
     reason: str | None = None
+    left: tuple[str, ...] = ()
 
 
 class RetireRequested(Struct, frozen=True):

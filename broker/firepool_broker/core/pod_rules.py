@@ -95,10 +95,11 @@ class PodRules:
         if pod is not None and pod.state is PodState.RESETTING:
             self._hold(pod, now)
 
-    def _hold(self, pod: Pod, now: float) -> None:
+    def _hold(self, pod: Pod, now: float, left: tuple[str, ...] = ()) -> None:
         policy = self._state.tracker.buckets[pod.pool].policy
         seconds = policy.hold_seconds
-        self._state.tracker.hold(pod, now, seconds)
+        cause = f"clean; not the pod's, so left: {', '.join(left)}" if left else "clean"
+        self._state.tracker.hold(pod, now, seconds, cause)
         self._state.dirty.add(pod.pool)
         self._state.deadlines.add(now + seconds, Due.HOLD, pod.name)
         if self._state.draining:
@@ -213,7 +214,7 @@ class PodRules:
         elif pod.retire_after:
             self.retire(pod, _retire_after_reason(pod), now)
         else:
-            self._hold(pod, now)
+            self._hold(pod, now, event.left)
 
     def _on_retire(self, event: e.RetireRequested, now: float) -> None:
         pod = self._state.tracker.pods.get(event.pod)

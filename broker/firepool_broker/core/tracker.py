@@ -378,12 +378,12 @@ class Tracker:
             pod.ready_at = now
             bucket.insert(pod)
 
-    def hold(self, pod: Pod, now: float, seconds: float) -> None:
+    def hold(self, pod: Pod, now: float, seconds: float, cause: str = "clean") -> None:
         """Keep a clean pod for its owner until ``now + seconds``: RESETTING → HELD."""
         with self._lock:
             bucket = self.buckets[pod.pool]
             bucket.extract(pod)
-            self._move(pod, HELD, now, "clean")
+            self._move(pod, HELD, now, cause)
             pod.released_at = now
             pod.hold_expires_at = now + seconds
             bucket.insert(pod)

@@ -320,7 +320,10 @@ class Attempts:
                 reason = message.get("reason")
                 clean = message.get("clean") is True
                 self._metrics.reset(float(message.get("seconds") or 0.0), clean=clean)
-                self._post(events.ResetFinished(attempt.pod, clean, reason))
+                left = tuple(str(name) for name in message.get("left") or ())
+                if left:
+                    log.info("the reset of %s left what is not the pod's: %s", attempt.pod, left)
+                self._post(events.ResetFinished(attempt.pod, clean, reason, left))
                 return True
         return False
 
