@@ -37,6 +37,7 @@ _wait_writable = select.select
 _BLOCK, _SETMASK = signal.SIG_BLOCK, signal.SIG_SETMASK
 _view = memoryview
 _BlockingIOError, _OSError = BlockingIOError, OSError
+_type, _all, _isinstance, _map, _str = type, all, isinstance, map, str
 
 _ALL_SIGNALS = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
 
@@ -199,14 +200,14 @@ def print_whole(
     threads and worker processes would mix within a line. Here a line is written at once.
     """
     target = sys.stdout if file is None else file
-    if type(target) is not TextStream or not all(
-        part is None or isinstance(part, str) for part in (sep, end)
+    if _type(target) is not TextStream or not _all(
+        part is None or _isinstance(part, _str) for part in (sep, end)
     ):
         _builtin_print(*values, sep=sep, end=end, file=file, flush=flush)
         return
     between = " " if sep is None else sep
     last = "\n" if end is None else end
-    target.write(between.join(map(str, values)) + last)
+    target.write(between.join(_map(_str, values)) + last)
 
 
 print_whole.__name__ = print_whole.__qualname__ = "print"
