@@ -164,7 +164,7 @@ def filled(folder: Path) -> Iterator[None]:
 
 @pytest.mark.root
 def test_a_job_waits_for_room_and_loses_nothing(
-    start_agent: Callable[..., Agent], small_disk: Path
+    small_disk: Path, start_agent: Callable[..., Agent]
 ) -> None:
     pod = start_agent("disk/pod", isolation="process")
     assert pod.run("print(1)").text() == "1\n"
@@ -182,7 +182,7 @@ def test_a_job_waits_for_room_and_loses_nothing(
 
 @pytest.mark.root
 def test_a_job_on_a_full_disk_can_be_killed_and_has_an_outcome(
-    start_agent: Callable[..., Agent], small_disk: Path
+    small_disk: Path, start_agent: Callable[..., Agent]
 ) -> None:
     pod = start_agent("disk/pod", isolation="process")
     pod.run("print(1)")
