@@ -206,6 +206,8 @@ class Job:
         self.close()
         ordered = [each for each in self.frames if each["seq"]]
         end = ordered.pop() if ordered and ordered[-1]["type"] == "end" else None
+        # an earlier one is a precaution against exit handlers that end the process
+        ordered = [each for each in ordered if each["type"] != "end"]
         return Finished(
             messages=self._in_order(ordered),
             unordered=[each for each in self.frames if not each["seq"]],

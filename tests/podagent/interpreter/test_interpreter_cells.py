@@ -285,4 +285,4 @@ def test_the_namespace_is_the_cells_own(template: Any) -> None:
     )
     assert done.stdout == "False False False\n"
     names = template.run("print(sorted(n for n in dir() if not n.startswith('_')))").stdout
-    assert names == "['In', 'Out', 'exit', 'get_ipython', 'open', 'quit']\n"
+    assert names == "['exit', 'get_ipython', 'open', 'quit']\n"
