@@ -79,6 +79,7 @@ def test_swallowed_interrupts_never_kill_and_a_kill_says_what_was_wanted(agent: 
 def test_code_that_hears_no_interrupt_can_be_killed(agent: Agent, code: str) -> None:
     attempt = agent.start_attempt(code)
     wait_for_text(agent, attempt, "up")
+    time.sleep(0.3)  # by now it is past its print, in what hears nothing
     agent.signal(attempt, "interrupt")
     time.sleep(0.2)
     assert agent.call("GET", f"/v1/attempts/{attempt}")["state"] == "running"
