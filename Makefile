@@ -58,10 +58,8 @@ lint:            ## ruff
 types:           ## mypy, strict
 	$(BIN)/mypy
 
-# A machine that others use at the same time can be late for a test's deadline: what fails is run
-# again, and the summary names it ("rerun").
 unit:            ## all tests
-	$(BIN)/python -m pytest --reruns 2 -rR $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 notebooks:       ## the example notebooks, executed
 	$(BIN)/python examples/check.py
